@@ -1,0 +1,1 @@
+"""Word sensitivity of random features and attention layers."""
