@@ -71,9 +71,7 @@ def decay(
         quantiles = rows.groupby(x)[y].quantile([0.1, 0.5, 0.9]).unstack()
         color = COLORS.get(name, COLORS["theory"])
         ax.fill_between(quantiles.index, quantiles[0.1], quantiles[0.9], color=color, alpha=0.2, linewidth=0)
-        ax.plot(
-            quantiles.index, quantiles[0.5], "o-", color=color, markersize=5, label=LABELS.get(name, name)
-        )
+        ax.plot(quantiles.index, quantiles[0.5], "o-", color=color, markersize=5, label=LABELS.get(name, name))
         if theory and name in theory:
             grid = np.geomspace(table[x].min(), table[x].max(), 200)
             label = f"{LABELS.get(name, name)}: theory"

@@ -1,0 +1,236 @@
+r"""What a map's features become when one word is replaced: exact, without recomputing the rest.
+
+An edit object belongs to one text X (n, d) and to the words that may be edited, of which there are w. A trial is a
+perturbation Δ of one word; trials come as ``delta`` (w, t, d), t for each word, and one call answers all of them:
+
+    edit.squared(delta)    (w, t)     ‖φ(Xⁱ(Δ)) − φ(X)‖², differentiable in delta
+    edit.distance(delta)   (w, t)     its square root
+    edit.inner(delta, v)   (w, t)     ⟨φ(Xⁱ(Δ)), v⟩ for a vector v (p,)
+    edit.features(delta)   (w, t, p)  φ(Xⁱ(Δ))
+    edit.norm              ()         ‖φ(X)‖
+
+Attention costs O(n d + d²) a trial (the one-word identity, in the chapter on attention as a gate), random features
+O(k d), anything else a full evaluation. :func:`edit` picks the class.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from wslib.features import (
+    SCORES,
+    Attention,
+    DeepRandomFeatures,
+    RandomFeatures,
+    check_context,
+    check_words,
+)
+
+
+class Edit:
+    """The edits of any callable: one full evaluation a trial. ``words``: which words, as in word_sensitivity."""
+
+    def __init__(self, phi: Callable[[Tensor], Tensor], X: Tensor, words: str | int | Iterable[int] = "all") -> None:
+        self.phi, self.X = phi, check_context(X, batch=False)
+        self.words = check_words(words, len(X))
+        self.base = self._evaluate(X)
+        self.norm = self.base.norm()
+
+    def _evaluate(self, X: Tensor) -> Tensor:
+        value = self.phi(X)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"phi must return a torch tensor, got {type(value).__name__}")
+        if not torch.isfinite(value).all():
+            raise ValueError("phi must return finite features, got NaN or infinity")
+        return value.flatten()
+
+    def select(self, part: list[int]) -> "Edit":
+        """Return the edits of some of the words, given by their positions in ``self.words``."""
+        return type(self)(self.phi, self.X, [self.words[i] for i in part])
+
+    def features(self, delta: Tensor) -> Tensor:
+        """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, p)."""
+        rows = []
+        for i, trials in zip(self.words, delta, strict=True):
+            row = torch.zeros_like(self.X[:, :1])
+            row[i] = 1
+            rows.append(torch.stack([self._evaluate(self.X + row * trial) for trial in trials]))
+        return torch.stack(rows)
+
+    def squared(self, delta: Tensor) -> Tensor:
+        """Return ‖φ(Xⁱ(Δ)) − φ(X)‖², (w, t, d) → (w, t)."""
+        return (self.features(delta) - self.base).square().sum(-1)
+
+    def distance(self, delta: Tensor) -> Tensor:
+        """Return ‖φ(Xⁱ(Δ)) − φ(X)‖, (w, t, d) → (w, t)."""
+        return self.squared(delta).sqrt()
+
+    def inner(self, delta: Tensor, v: Tensor) -> Tensor:
+        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (p,), (w, t, d) → (w, t)."""
+        return self.features(delta) @ v.flatten()
+
+
+class AttentionEdit(Edit):
+    r"""One word of an attention layer.
+
+    With word i replaced by x' = x_i + Δ, a row j ≠ i of A X becomes c'_j x' + e'_j m_j, where m_j is the average of all
+    words but i with the weights of row j. For a normalised score c' = a(t)/(Z_j + a(t)) and e' = 1 − c', with the new
+    score t = q_j·x' and Z_j the sum of row j's weights without word i; softmax takes c' = σ(t − log Z_j). For linear
+    scores c' = t/n and e' = 1. Row i alone, whose query changes, is computed anew.
+    """
+
+    def __init__(self, phi: Attention, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
+        self.phi, self.X = phi, check_context(X, d=phi.d, batch=False)
+        self.words = check_words(words, len(X))
+        self.q = phi.queries(X)
+        self.scores = self.q @ X.T
+        self.base = phi(X)
+        self.norm = self.base.norm()
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Prepare, for every word i asked for and every row j, what the row holds without word i."""
+        index = torch.tensor(self.words, device=self.X.device)
+        others = torch.ones(len(index), len(self.X), dtype=torch.bool, device=self.X.device)
+        others[torch.arange(len(index)), index] = False  # (w, n): every word but i
+        if self.phi.score == "softmax":
+            s = torch.where(others[:, None], self.scores, -torch.inf)  # (w, n, n)
+            self.z = s.logsumexp(dim=-1)  # ℓ_j, and -inf in a text of one word
+            share = torch.exp(s - torch.where(self.z.isfinite(), self.z, 0.0)[..., None])
+        else:
+            a = SCORES[self.phi.score](self.scores) * others[:, None]
+            self.z = a.sum(dim=-1)
+            whole = len(self.X) if self.phi.score == "linear" else self.z[..., None]
+            share = torch.where(self.z[..., None] > 0, a / whole, 0.0) if self.phi.score != "linear" else a / whole
+        self.others = others
+        # x'·m_j is needed for every trial: (x' Xᵀ) shareᵀ costs n² for it, x' mᵀ costs n d. Keep the cheaper.
+        self.m = share @ self.X if len(self.X) > self.X.shape[1] else None
+        self.share = share if self.m is None else None
+        m = share @ self.X if self.m is None else self.m
+        self.m_norm = m.square().sum(-1)
+        x = self.X[index]
+        self.m_x = (m @ x[..., None])[..., 0]
+        self.x, self.x_norm = x, x.square().sum(-1)
+        self.c, self.e = self._gate(self.scores[:, index].T)
+        self.old = self.base.reshape(self.X.shape)[index]  # row i before the edit
+
+    def _gate(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (c, e) for scores t (w, ..., n) of the edited word."""
+        z = self.z if t.ndim == 2 else self.z[:, None]
+        if self.phi.score == "linear":
+            return t / len(self.X), torch.ones_like(t)
+        if self.phi.score == "softmax":
+            c = torch.sigmoid(t - z)
+        else:
+            a = SCORES[self.phi.score](t)
+            total = z + a
+            c = torch.where(total > 0, a / torch.where(total > 0, total, 1.0), 0.0)
+        return c, 1 - c
+
+    def gates(self, delta: Tensor) -> Tensor:
+        """Return c'_j, the share of row j that the edited word holds, (w, t, d) → (w, t, n); row i's own entry is 0."""
+        t = (self.x[:, None] + delta) @ self.q.T
+        return self._gate(t)[0] * self.others[:, None]
+
+    def _own_row(self, new: Tensor) -> Tensor:
+        """Return row i after the edit, (w, t, d) → (w, t, d)."""
+        q = self.phi.queries(new)
+        s = torch.where(self.others[:, None], q @ self.X.T, -torch.inf if self.phi.score == "softmax" else 0.0)
+        own = (q * new).sum(-1, keepdim=True)
+        if self.phi.score == "softmax":
+            a = torch.softmax(torch.cat([s, own], dim=-1), dim=-1)
+        else:
+            a = SCORES[self.phi.score](torch.cat([s, own], dim=-1))
+            a = torch.cat([a[..., :-1] * self.others[:, None], a[..., -1:]], dim=-1)
+            total = len(self.X) if self.phi.score == "linear" else a.sum(-1, keepdim=True)
+            if self.phi.score != "linear":
+                a = torch.where(total > 0, a / torch.where(total > 0, total, 1.0), 0.0)
+            else:
+                a = a / total
+        return a[..., :-1] @ self.X + a[..., -1:] * new
+
+    def _parts(self, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return x', x'·m_j, and the gates (c', e') of all rows."""
+        new = self.x[:, None] + delta
+        new_m = new @ self.m.transpose(1, 2) if self.share is None else (new @ self.X.T) @ self.share.transpose(1, 2)
+        return new, new_m, *self._gate(new @ self.q.T)
+
+    def squared(self, delta: Tensor) -> Tensor:
+        """Return ‖φ(Xⁱ(Δ)) − φ(X)‖², (w, t, d) → (w, t): the sum over rows of ‖c'x' − c x_i + (e' − e) m_j‖²."""
+        new, new_m, c1, e1 = self._parts(delta)
+        c, e = self.c[:, None], self.e[:, None]
+        new_x = (new * self.x[:, None]).sum(-1, keepdim=True)
+        f = e1 - e
+        rows = (
+            c1.square() * new.square().sum(-1, keepdim=True)
+            + c.square() * self.x_norm[:, None, None]
+            + f.square() * self.m_norm[:, None]
+            - 2 * c * c1 * new_x
+            + 2 * c1 * f * new_m
+            - 2 * c * f * self.m_x[:, None]
+        )
+        own = (self._own_row(new) - self.old[:, None]).square().sum(-1)
+        return ((rows * self.others[:, None]).sum(-1) + own).clamp_min(0)
+
+    def inner(self, delta: Tensor, v: Tensor) -> Tensor:
+        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (n d,), (w, t, d) → (w, t)."""
+        v = v.reshape(self.X.shape)
+        m_v = (self.m * v).sum(-1) if self.share is None else (self.share * (v @ self.X.T)).sum(-1)
+        new = self.x[:, None] + delta
+        c1, e1 = self._gate(new @ self.q.T)
+        rows = (c1 * (new @ v.T) + e1 * m_v[:, None]) * self.others[:, None]
+        index = torch.tensor(self.words, device=self.X.device)
+        return rows.sum(-1) + (self._own_row(new) * v[index][:, None]).sum(-1)
+
+    def features(self, delta: Tensor) -> Tensor:
+        """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, n d)."""
+        new = self.x[:, None] + delta
+        c1, e1 = self._gate(new @ self.q.T)
+        m = self.share @ self.X if self.m is None else self.m
+        rows = c1[..., None] * new[:, :, None] + e1[..., None] * m[:, None]
+        rows = torch.where(self.others[:, None, :, None], rows, self._own_row(new)[:, :, None])
+        return rows.flatten(-2)
+
+
+class RandomFeaturesEdit(Edit):
+    """One word of random features: u + V_i Δ. Holds the block V_i of every word asked for, (w, k, d)."""
+
+    def __init__(self, phi: RandomFeatures, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
+        self.phi, self.X = phi, check_context(X, phi.n, phi.d, batch=False)
+        self.words = check_words(words, len(X))
+        self.u = phi.preactivation(X)
+        self.base = phi.activate(self.u)
+        self.norm = self.base.norm()
+        self.V = torch.stack([phi.block(i) for i in self.words]).to(X)
+
+    def features(self, delta: Tensor) -> Tensor:
+        """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, k)."""
+        return self.phi.activate(self.u + delta @ self.V.transpose(1, 2))
+
+
+class DeepRandomFeaturesEdit(RandomFeaturesEdit):
+    """One word of deep random features: the first layer as in random features, the others applied to the result."""
+
+    def __init__(self, phi: DeepRandomFeatures, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
+        super().__init__(phi.first, X, words)
+        self.deep = phi
+        self.base = phi.deepen(self.u[None])[0]
+        self.norm = self.base.norm()
+
+    def features(self, delta: Tensor) -> Tensor:
+        """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, k)."""
+        u = self.u + delta @ self.V.transpose(1, 2)
+        return self.deep.deepen(u.flatten(0, 1)).reshape(u.shape)
+
+
+@functools.singledispatch
+def edit(phi: Callable[[Tensor], Tensor], X: Tensor, words: str | int | Iterable[int] = "all") -> Edit:
+    """Return the fastest exact edits known for ``phi`` at the text X (n, d); see the module's head for their use."""
+    return Edit(phi, X, words)
+
+
+edit.register(Attention)(AttentionEdit)
+edit.register(RandomFeatures)(RandomFeaturesEdit)
+edit.register(DeepRandomFeatures)(DeepRandomFeaturesEdit)
