@@ -1,0 +1,77 @@
+# make book   the whole book: set up, run every notebook, build the site
+# make test   style, unit, book and browser tests (builds the book first where it is out of date)
+# make lab    the notebooks in JupyterLab
+# make clean  remove everything that these made
+#
+# make book MODEL=google-bert/bert-base-uncased REVIEWS=stanfordnlp/imdb   the book on other words and reviews
+# make PYTHON=python3.12 ...                                               with a Python of your choice
+
+SHELL = /bin/sh
+BIN = .venv/bin
+SITE = _build/html/index.html
+SETTINGS = _build/settings
+
+# What the site is made of. Anything here that is newer than the site makes `make book` build again.
+SOURCES = _config.yml _toc.yml $(wildcard book/*.* book/_ext/*.py book/_static/*.* notebooks/*.ipynb wslib/*.py)
+
+MODEL = packaged
+REVIEWS = packaged
+export WSLIB_MODEL = $(MODEL)
+export WSLIB_REVIEWS = $(REVIEWS)
+# The packaged model and reviews need no network, so nothing is to be looked for there.
+ifeq ($(MODEL)$(REVIEWS),packagedpackaged)
+export HF_HUB_OFFLINE = 1
+endif
+
+# A build that failed leaves no site behind that looks finished.
+.DELETE_ON_ERROR:
+
+.PHONY: help book test lab clean FORCE
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+book: $(SITE)
+	@echo
+	@echo "The book is in $(SITE). Open that file in a browser, no server and no network needed:"
+	@echo "    file://$(CURDIR)/$(SITE)"
+
+$(SITE): .venv/ready $(SETTINGS) $(SOURCES)
+	@rm -rf _build/html _build/.doctrees _build/jupyter_execute
+	$(BIN)/jupyter-book build . --all -W --keep-going -n
+	@touch $(SITE)
+
+# Holds the model and the reviews of the last build; rewritten, and so newer than the site, only when they change.
+$(SETTINGS): FORCE
+	@mkdir -p _build
+	@echo "$(MODEL) $(REVIEWS)" | cmp -s - $@ || echo "$(MODEL) $(REVIEWS)" > $@
+
+test: $(SITE)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify --keep-id $(wildcard notebooks/*.ipynb)
+	$(BIN)/python -m pytest
+
+lab: .venv/ready
+	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+clean:
+	rm -rf .venv _build .pytest_cache .ruff_cache wslib.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The virtual environment, made again where the requirements have changed. Without PYTHON=..., the first that fits is
+# taken: the python3 of macOS, for one, is too old.
+.venv/ready: requirements.txt pyproject.toml
+	@python=; for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	    then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "This book needs Python 3.11, 3.12 or 3.13, but found none as $(or $(PYTHON),python3 python3.13 python3.12 python3.11)." >&2; \
+	    echo "Here, python3 is: $$(python3 --version 2>&1)." >&2; \
+	    echo "Install one and name it: make PYTHON=/path/to/python3.12 $(or $(MAKECMDGOALS),book)" >&2; exit 1; \
+	fi; \
+	echo "Setting up .venv with $$($$python --version), once; this downloads a few hundred megabytes"; \
+	$$python -m venv .venv || { echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
