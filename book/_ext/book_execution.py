@@ -1,8 +1,8 @@
 """Run the notebooks before the pages are built: several at a time, and again only where something has changed.
 
-Jupyter Book runs one notebook after the other, and keeps what it ran in a cache that knows the notebook's code alone. So
-here the whole cache goes when the library, the requirements or the choice of model and reviews change, and captions and
-alternative texts, which live in the cells' metadata, are brought up to date in what stays.
+Jupyter Book runs one notebook after the other, and keeps what it ran in a cache that knows the notebook's code alone.
+So here the whole cache goes when the library, the requirements or the choice of model and reviews change; and captions
+and alternative texts, which live in the cells' metadata, are brought up to date in what stays.
 """
 
 import hashlib

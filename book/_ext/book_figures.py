@@ -1,7 +1,7 @@
 """Figures of executed cells: every one has alternative text, and a page may show one of another page.
 
-An image without alternative text is a warning, and so fails a build with ``-W``. In a notebook it stands in the metadata
-of the cell, next to caption and name::
+An image without alternative text is a warning, and so fails a build with ``-W``. In a notebook it stands in the
+metadata of the cell, next to caption and name::
 
     {"mystnb": {"figure": {"caption": "…", "name": "fig-decay"}, "image": {"alt": "what the figure shows"}}}
 
@@ -42,9 +42,7 @@ class GluedFigure(SphinxDirective):
         if missing := {"doc", "alt"} - self.options.keys():
             raise self.error(f"glued-figure needs the options doc and alt, got no {' and no '.join(sorted(missing))}")
         source, line = self.get_source_info()
-        image = create_pending_glue_ref(
-            self.state.document, source, line, self.options["doc"], self.arguments[0]
-        )
+        image = create_pending_glue_ref(self.state.document, source, line, self.options["doc"], self.arguments[0])
         self.env.note_dependency(self.env.relfn2path(self.options["doc"])[0])
         caption = nodes.caption()
         parsed = nodes.Element()
