@@ -1,0 +1,349 @@
+r"""Closed forms: the constants, bounds and predictions that the chapters derive, in their order.
+
+Each function is one formula, names the statement that proves it, and says what is a theorem and what a prediction.
+Norms of rows are sqrt(d), D = n d, g is a standard Gaussian, and a probability given as ``delta`` is that of failing.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import integrate, optimize, stats
+
+# --- Checks --------------------------------------------------------------------------------------------------------
+
+
+def allowed_failures(draws: int, probability: float, risk: float = 1e-6) -> int:
+    """Return the number of failures in ``draws`` trials that is exceeded with probability at most ``risk``.
+
+    ``probability`` is a bound on the chance that one trial fails. The chapters test statements "with probability at
+    least 1 - probability" by counting: more failures than this refute the statement, up to that risk.
+    """
+    return int(stats.binom.ppf(1 - risk, draws, min(1.0, probability)))
+
+
+# --- Tools ---------------------------------------------------------------------------------------------------------
+
+
+def chi2_interval(d: float, t: float) -> tuple[float, float]:
+    r"""Return :math:`(d-2\sqrt{dt},\ d+2\sqrt{dt}+2t)`: a χ²_d leaves it at each end with probability at most e^{-t}.
+
+    Lemma lem-chi2 (chapter Tools).
+    """
+    return d - 2 * math.sqrt(d * t), d + 2 * math.sqrt(d * t) + 2 * t
+
+
+def gaussian_max(count: float, delta: float) -> float:
+    r"""Return :math:`\sqrt{2\log(N/\delta)}`, which N standard Gaussians exceed in absolute value with probability ≤ δ.
+
+    They may depend on each other. Lemma lem-gaussian-max (chapter Tools).
+    """
+    return math.sqrt(2 * math.log(count / delta))
+
+
+def operator_norm_upper(k: float, d: float, t: float = 0.0) -> float:
+    r"""Return :math:`\sqrt k+\sqrt d+t`: ‖G‖ for G (k, d) standard Gaussian exceeds it with probability ≤ e^{-t²/2}.
+
+    At t = 0 it bounds the expectation. Lemma lem-operator-norm (chapter Tools).
+    """
+    return math.sqrt(k) + math.sqrt(d) + t
+
+
+def operator_norm_lower(k: int, d: int, t: float = 0.0, m: int | None = None) -> float:
+    r"""Return :math:`\sqrt{1-1/m}\,(\sqrt{k-m+1}+\sqrt{d-m}-t\sqrt{2/(m-1)})`, which ‖G‖ exceeds but for e^{-t²/2}.
+
+    Any 2 ≤ m ≤ min(k, d) serves; None takes the best. Lemma lem-operator-norm-lower (chapter Tools).
+    """
+    m = np.arange(2, min(k, d) + 1) if m is None else np.array([m])
+    return float(np.max(np.sqrt(1 - 1 / m) * (np.sqrt(k - m + 1) + np.sqrt(d - m) - t * np.sqrt(2 / (m - 1)))))
+
+
+def bernstein(count: float, x: float, v: float, b: float) -> float:
+    r"""Return :math:`\sqrt{2\,v\,x/k}+b\,x/k`, by which a mean of k independent copies of Y exceeds E Y but for e^{-x}.
+
+    Y must have E|Y|^m ≤ m!/2 · v · b^{m-2} for every m ≥ 2. Lemma lem-bernstein (chapter Tools).
+    """
+    return math.sqrt(2 * v * x / count) + b * x / count
+
+
+# --- Random features -----------------------------------------------------------------------------------------------
+
+
+def gaussian_mean(f: Callable[[float], float]) -> float:
+    """Return E f(g), by adaptive quadrature on either side of 0, where the activations have their kinks."""
+    density = stats.norm.pdf
+    sides = [(-np.inf, 0.0), (0.0, np.inf)]
+    return sum(integrate.quad(lambda x: float(f(x)) * density(x), *side, epsabs=1e-12)[0] for side in sides)
+
+
+def _gelu_slope(x: float) -> float:
+    return stats.norm.cdf(x) + x * stats.norm.pdf(x)
+
+
+#: Activation → (function, derivative, Lipschitz constant), on floats: the same activations as wslib.features.
+ACTIVATIONS: dict[str, tuple[Callable[[float], float], Callable[[float], float], float]] = {
+    "relu": (lambda x: max(x, 0.0), lambda x: float(x > 0), 1.0),
+    "abs": (abs, lambda x: float(np.sign(x)), 1.0),
+    "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2, 1.0),
+    "gelu": (lambda x: x * stats.norm.cdf(x), _gelu_slope, _gelu_slope(math.sqrt(2))),
+    "identity": (lambda x: x, lambda x: 1.0, 1.0),
+}
+
+
+def activation_moments(name: str) -> tuple[float, float, float, float]:
+    r"""Return :math:`(E\phi(g)^2,\ E\phi'(g)^2,\ \mathrm{Var}\,\phi(g),\ M)`, M the Lipschitz constant.
+
+    For relu (1/2, 1/2, 1/2 - 1/(2π), 1). Chapter on random features.
+    """
+    f, slope, lipschitz = ACTIVATIONS[name]
+    second = gaussian_mean(lambda x: f(x) ** 2)
+    return second, gaussian_mean(lambda x: slope(x) ** 2), second - gaussian_mean(f) ** 2, lipschitz
+
+
+def feature_norm_lower(k: float, second: float, lipschitz: float, delta: float) -> float:
+    r"""Return :math:`\sqrt{k\,E\phi^2-M^2}-M\sqrt{2\log(1/\delta)}`, which ‖ϕ(u)‖, u ~ N(0, I_k), exceeds but for δ.
+
+    Lemma lem-feature-norm (chapter on random features). Where it is not positive the bounds that use it are void.
+    """
+    inside = k * second - lipschitz**2
+    return math.sqrt(max(inside, 0.0)) - lipschitz * math.sqrt(2 * math.log(1 / delta))
+
+
+def rf_upper(n: int, d: int, k: int, delta: float, activation: str = "relu") -> float:
+    r"""Return a bound on S_RF(X) that fails with probability at most δ, for every X with rows of norm sqrt(d).
+
+    :math:`\frac{M}{\sqrt n}\,(\sqrt k+\sqrt d+\sqrt{2\log(2n/\delta)})\,/\,(\sqrt{k E\phi^2-M^2}-M\sqrt{2\log(2/\delta)})`,
+    infinite where the denominator is not positive. Theorem thm-rf-upper (chapter on random features).
+    """
+    second, _, _, lipschitz = activation_moments(activation)
+    denominator = feature_norm_lower(k, second, lipschitz, delta / 2)
+    top = lipschitz * operator_norm_upper(k, d, gaussian_max(2 * n, delta))
+    return top / denominator / math.sqrt(n) if denominator > 0 else math.inf
+
+
+def rf_pair(n: int, activation: str = "relu") -> tuple[float, float]:
+    r"""Return the bracket of n·E(ϕ(g') − ϕ(g))² for a pair of correlation 1 − 1/(2n): (Var ϕ(g), E ϕ'(g)²).
+
+    Lemma lem-pair (chapter on random features). For relu the exact value is ``2 n (1 - kappa1(1 - 1/(2n))) / 2``.
+    """
+    _, slope, variance, _ = activation_moments(activation)
+    return variance, slope
+
+
+def rf_lower(n: int, k: int, delta: float, activation: str = "relu") -> float:
+    r"""Return a lower bound on S_RF(X) that fails with probability at most δ, for every X and every one word.
+
+    With a = n E(ϕ(g') − ϕ(g))² (its exact value for relu, Var ϕ(g) for others):
+    :math:`\frac{1}{\sqrt n}\sqrt{(a-M^2\sqrt{6y})_+}\,/\,(\sqrt{E\phi^2}+M\sqrt{2y})` with y = log(2/δ)/k.
+    Theorem thm-rf-lower (chapter on random features).
+    """
+    second, _, variance, lipschitz = activation_moments(activation)
+    a = n * (1 - kappa1(1 - 1 / (2 * n))) if activation == "relu" else variance
+    log = math.log(2 / delta)
+    top = math.sqrt(max(0.0, a - lipschitz**2 * math.sqrt(6 * log / k)))
+    return top / (math.sqrt(second) + lipschitz * math.sqrt(2 * log / k)) / math.sqrt(n)
+
+
+def local_slope(h: float, activation: str = "relu") -> float:
+    r"""Return E ω_h(g)², where :math:`\omega_h(x)=\sup_{0<|y|\le h}|\phi(x+y)-\phi(x)|/|y|`; relu only, in closed form.
+
+    ω_h is 1 for x ≥ 0 and (1 + x/h)₊ for x < 0. Theorem thm-rf-sharp (chapter on random features).
+    """
+    if activation != "relu":
+        raise ValueError(f'activation must be "relu", got {activation!r}')
+    return 0.5 + integrate.quad(lambda x: (1 - x / h) ** 2 * stats.norm.pdf(x), 0, h)[0]
+
+
+def rf_sharp_upper(n: int, d: int, k: int, delta: float, h: float | None = None) -> float:
+    r"""Return the bound on S_RF(X) for relu whose constant tends to 1 + sqrt(2d/k); it fails with probability ≤ δ.
+
+    Any threshold h > 0 serves; None takes the best of a grid. Infinite where void. Theorem thm-rf-sharp (chapter on
+    random features), whose symbols these are.
+    """
+    if h is None:
+        return min(rf_sharp_upper(n, d, k, delta, h) for h in np.geomspace(0.01, 3, 60))
+    denominator = feature_norm_lower(k, 0.5, 1.0, delta / 5)
+    if denominator <= 0:
+        return math.inf
+    length = operator_norm_upper(k, d, gaussian_max(5 * n, delta))
+    q = min(k, math.floor(length**2 / (n * h**2)))
+    weights = k * local_slope(h) + math.sqrt(k * math.log(5 / delta) / 2) + q
+    top = math.sqrt(weights) + math.sqrt(d) + math.sqrt(2 * (log_binomial(k, q) + math.log(5 * n / delta)))
+    mean = (math.sqrt(k) + gaussian_max(5, delta)) / math.sqrt(n)
+    return (top + mean) / denominator / math.sqrt(n)
+
+
+def log_binomial(k: float, q: float) -> float:
+    """Return log of the binomial coefficient (k over q)."""
+    return math.lgamma(k + 1) - math.lgamma(q + 1) - math.lgamma(k - q + 1)
+
+
+def rf_constant(ratio: float, n: float = math.inf) -> float:
+    r"""Return sqrt(n)·S_RF of relu at d/k = ``ratio``: :math:`s\,(1-\frac{1}{3\pi\sqrt n})`, s = 1 + sqrt(2d/k).
+
+    At n = ∞ it is the limit s of Theorem thm-rf-limit; the term in n is a prediction (rows whose sign flips).
+    """
+    return (1 + math.sqrt(2 * ratio)) * (1 - 1 / (3 * math.pi * math.sqrt(n)))
+
+
+def weighted_edge(weights: np.ndarray, ratio: float) -> float:
+    r"""Return the predicted limit of λ_max of (1/k) Σ_a t_a g_a g_aᵀ, g_a ~ N(0, I_d), d/k = ``ratio``.
+
+    :math:`\min_{0<s<1/(\mathrm{ratio}\cdot\max t)} \frac1s + E\frac{t}{1-\mathrm{ratio}\cdot t\,s}`, the right edge of
+    the Marchenko–Pastur law with weights t drawn evenly from ``weights``. (1 + sqrt(ratio))² for t = 1.
+    """
+    t = np.asarray(weights, dtype=float)
+    if ratio == 0:
+        return float(t.mean())
+    top = 1 / (ratio * t.max())
+
+    def edge(share):
+        s = share * top
+        return 1 / s + np.mean(t / (1 - ratio * t * s))
+
+    return float(optimize.minimize_scalar(edge, bounds=(1e-9, 1 - 1e-9), method="bounded").fun)
+
+
+def rf_constant_general(ratio: float, activation: str) -> tuple[float, float]:
+    r"""Return sqrt(n)·S_RF as n → ∞ for a fixed Δ and (predicted) for the sup, at d/k = ``ratio``.
+
+    The first is :math:`\sqrt{E\phi'^2/E\phi^2}`; the sup replaces E ϕ'² by :func:`weighted_edge` of t = ϕ'(g)².
+    Chapter on random features.
+    """
+    second, slope, _, _ = activation_moments(activation)
+    derivative = ACTIVATIONS[activation][1]
+    grid = stats.norm.ppf((np.arange(20000) + 0.5) / 20000)
+    t = np.array([derivative(x) ** 2 for x in grid])
+    return math.sqrt(slope / second), math.sqrt(weighted_edge(t, ratio) / second)
+
+
+def kappa0(c):
+    r"""Return the arc-cosine kernel of degree 0, :math:`1-\arccos(c)/\pi = 2P(g>0, g'>0)`, for correlation c."""
+    return 1 - np.arccos(np.clip(c, -1, 1)) / np.pi
+
+
+def kappa1(c):
+    r"""Return the arc-cosine kernel of degree 1, :math:`(\sqrt{1-c^2}+c(\pi-\arccos c))/\pi = 2E[g_+g'_+]`.
+
+    Lemma lem-kappa (chapter on random features).
+    """
+    c = np.clip(c, -1, 1)
+    return (np.sqrt(1 - c**2) + c * (np.pi - np.arccos(c))) / np.pi
+
+
+def decorrelate(z):
+    r"""Return f(z) = 1 − κ₁(1 − z) without cancellation: :math:`z-\frac1\pi\int_0^z\theta(s)\,ds`, relatively accurate.
+
+    f(z) = z − (sin θ − θ cos θ)/π with cos θ = 1 − z. Lemma lem-kappa-expansion.
+    """
+    z = np.asarray(z, dtype=float)
+    theta = 2 * np.arcsin(np.sqrt(np.clip(z / 2, 0, 1)))
+    # Below θ = 0.1 the difference cancels; its series θ³/3 − θ⁵/30 + θ⁷/840 errs there by less than 1e-12 of it.
+    series = theta**3 / 3 - theta**5 / 30 + theta**7 / 840 - theta**9 / 45360
+    drop = np.where(theta < 0.1, series, np.sin(theta) - theta * np.cos(theta))
+    return z - drop / np.pi
+
+
+# --- Deep random features ------------------------------------------------------------------------------------------
+
+
+def drf_composed(n: int, d: int, depth: int, k: int, delta: float) -> float:
+    r"""Return the layer-by-layer bound on S_DRF(X), all widths k; it fails with probability at most δ.
+
+    With t = sqrt(2 log((n + 2L − 1)/δ)),
+    :math:`\frac1{\sqrt n}\prod_l(\sqrt k+\sqrt{k_{l-1}}+t)/(\sqrt{k/2-1}-t)`, where k_0 counts as d. It grows like (2√2)^L. Theorem thm-drf-composed (chapter on deep random features).
+    """
+    t = math.sqrt(2 * math.log((n + 2 * depth - 1) / delta))
+    bottom = math.sqrt(max(k / 2 - 1, 0)) - t
+    if bottom <= 0:
+        return math.inf
+    factors = [(operator_norm_upper(k, d if layer == 1 else k, t)) / bottom for layer in range(1, depth + 1)]
+    return math.prod(factors) / math.sqrt(n)
+
+
+def deep_distance(z0, depth: int):
+    """Return z_L = 1 − c_L, the wide limit of 1 − correlation after L layers from z_0: ``decorrelate``, L times."""
+    for _ in range(depth):
+        z0 = decorrelate(z0)
+    return z0
+
+
+def drf_fixed(n: float, depth: int) -> float:
+    r"""Return sqrt(n)·‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ in the wide limit for a fixed Δ that keeps ‖x_i‖: sqrt(2 n z_L).
+
+    z_0 = 1/(2n). Theorem thm-drf-pair and Corollary cor-drf-fixed (chapter on deep random features).
+    """
+    return math.sqrt(2 * n * deep_distance(1 / (2 * n), depth))
+
+
+def drf_fixed_bracket(n: float, depth: int) -> tuple[float, float]:
+    r"""Return a bracket of :func:`drf_fixed`: :math:`\sqrt{(1-\tfrac{2L}{3\pi\sqrt n}(1+\tfrac1{30n}))_+}` and
+    :math:`1/(1+\tfrac{L}{3\pi\sqrt n})`. Corollary cor-drf-fixed."""
+    a = 2 / (3 * math.pi * math.sqrt(n))
+    return math.sqrt(max(0.0, 1 - depth * a * (1 + 1 / (30 * n)))), 1 / (1 + depth * a / 2)
+
+
+def pair_tolerance(k: float, x: float) -> float:
+    r"""Return :math:`\tau = 8(\sqrt{x/k}+x/k)`, the relative error of one layer of width k in Theorem thm-drf-pair."""
+    return 8 * (math.sqrt(x / k) + x / k)
+
+
+def drf_chained(n: int, d: int, depth: int, k: int, delta: float, levels: int | None = None) -> float:
+    r"""Return the chaining bound on S_DRF(X), all widths k; it fails with probability at most δ.
+
+    sqrt(n)·S → 1 for fixed L as d/k → 0: Theorem thm-drf-sup, whose symbols these are. ``levels`` is J ≥ 0; None takes
+    the best below 30.
+    """
+    if levels is None:
+        return min(drf_chained(n, d, depth, k, delta, J) for J in range(30))
+    bottom = math.sqrt(max(0.0, 1 - 2 / k)) - 2 * math.sqrt(math.log(2 * depth / delta) / k)
+    if bottom <= 0:
+        return math.inf
+
+    def growth(j):
+        x = d * math.log(3 * 2.0**j) + math.log(2 ** (j + 2) * n * depth / delta)
+        return (1 + 4 * (math.sqrt(x / k) + x / k)) ** (depth / 2)
+
+    # Terms beyond level J + 100 are below 2^-90 of the sum: growth(j) is a polynomial in j.
+    tail = sum(2.0 ** (1 - j) * growth(j) for j in range(levels + 1, levels + 101))
+    return ((growth(levels) if levels else 0.0) + tail) / bottom**depth / math.sqrt(n)
+
+
+def product_edge(depth: int, ratio: float) -> float:
+    r"""Return the predicted limit of ‖G_L ⋯ G_1‖², G_l Gaussian (m, m) but G_1 (m, d), entries N(0, 1/m); ratio = d/m.
+
+    :math:`\min_{z>0}\,(y+z)(1+z)^L/z`, y = d/m, in closed form: the right edge of a Fuss–Catalan law, (1 + √y)² at
+    L = 1. A prediction from free probability, compared with drawn products in the chapter on deep random features.
+    """
+    if ratio == 0:
+        return 1.0
+    z = _product_saddle(depth, ratio)
+    return (ratio + z) * (1 + z) ** depth / z
+
+
+def _product_saddle(depth: int, ratio: float) -> float:
+    y, L = ratio, depth
+    return (math.sqrt((L - 1) ** 2 * y**2 + 4 * L * y) - (L - 1) * y) / (2 * L)
+
+
+def product_profile(depth: int, ratio: float) -> np.ndarray:
+    r"""Return the predicted ‖G_l ⋯ G_1 v‖², l = 0 … L, along the top right singular vector v of G_L ⋯ G_1.
+
+    :math:`a_l=\lambda\,(1-(L-l-1)z)/(1+z)^{L-l+1}` with λ and z of :func:`product_edge`, a_0 = 1, a_L = λ.
+    """
+    if ratio == 0:
+        return np.ones(depth + 1)
+    z, left = _product_saddle(depth, ratio), depth - np.arange(1, depth + 1)
+    a = product_edge(depth, ratio) * (1 - (left - 1) * z) / (1 + z) ** (left + 1)
+    return np.concatenate([[1.0], a])
+
+
+def drf_constant(n: float, depth: int, ratio: float) -> float:
+    r"""Return the predicted sqrt(n)·S_DRF for all widths k, d/k = ``ratio``.
+
+    :math:`\sqrt\lambda\,\prod_{l=1}^{L}\left(1+\frac{\sqrt{a_{l-1}}}{3\pi\sqrt n}\right)^{-1}`: the edge of the
+    product of the masked layers (each keeps half the rows, so m = k/2) times what the flips of each layer cost.
+    """
+    a = product_profile(depth, 2 * ratio)
+    flips = 1 + np.sqrt(a[:-1] / n) / (3 * math.pi)
+    return float(math.sqrt(a[-1]) / flips.prod())
