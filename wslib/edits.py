@@ -14,7 +14,7 @@ O(k d), anything else a full evaluation. :func:`edit` picks the class.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -195,34 +195,63 @@ class AttentionEdit(Edit):
 
 
 class RandomFeaturesEdit(Edit):
-    """One word of random features: u + V_i Δ. Holds the block V_i of every word asked for, (w, k, d)."""
+    """One word of random features: u + V_i Δ.
+
+    The blocks V_i of the words asked for are held while they have at most 2**27 entries (512 MB in float32), and
+    drawn again, slice by slice, whenever they are needed beyond that.
+    """
 
     def __init__(self, phi: RandomFeatures, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
-        self.phi, self.X = phi, check_context(X, phi.n, phi.d, batch=False)
-        self.words = check_words(words, len(X))
-        self.u = phi.preactivation(X)
+        self._prepare(phi, X, words)
+        self.phi = phi
         self.base = phi.activate(self.u)
         self.norm = self.base.norm()
-        self.V = torch.stack([phi.block(i) for i in self.words]).to(X)
+
+    def _prepare(self, first: RandomFeatures, X: Tensor, words: str | int | Iterable[int]) -> None:
+        self.first, self.X = first, check_context(X, first.n, first.d, batch=False)
+        self.words = check_words(words, len(X))
+        self.u = first.preactivation(X)
+        held = len(self.words) * first.k * first.d <= 2**27
+        self._held = [list(self._draw(i)) for i in self.words] if held else None
+
+    def _draw(self, i: int) -> Iterator[tuple[slice, Tensor]]:
+        return ((rows, block.to(self.X)) for rows, block in self.first.blocks(i))
+
+    def blocks(self, position: int) -> Iterable[tuple[slice, Tensor]]:
+        """Return V_i of the word at ``position`` in ``words`` as slices of rows, in X's dtype."""
+        return self._draw(self.words[position]) if self._held is None else self._held[position]
+
+    def shift(self, delta: Tensor) -> Tensor:
+        """Return V_i Δ, (w, t, d) → (w, t, k)."""
+        trials = (torch.cat([t @ V.T for _, V in self.blocks(i)], dim=-1) for i, t in enumerate(delta))
+        return torch.stack(list(trials))
+
+    def gram(self, position: int, weights: Tensor) -> Tensor:
+        """Return V_iᵀ diag(weights) V_i (d, d), summed in float64, for the word at ``position`` in ``words``."""
+        total = torch.zeros(self.X.shape[1], self.X.shape[1], dtype=torch.float64, device=self.X.device)
+        for rows, V in self.blocks(position):
+            some = weights[rows] != 0
+            total += (V[some].T * weights[rows][some]) @ V[some]
+        return total
 
     def features(self, delta: Tensor) -> Tensor:
         """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, k)."""
-        return self.phi.activate(self.u + delta @ self.V.transpose(1, 2))
+        return self.phi.activate(self.u + self.shift(delta))
 
 
 class DeepRandomFeaturesEdit(RandomFeaturesEdit):
     """One word of deep random features: the first layer as in random features, the others applied to the result."""
 
     def __init__(self, phi: DeepRandomFeatures, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
-        super().__init__(phi.first, X, words)
-        self.deep = phi
+        self._prepare(phi.first, X, words)
+        self.phi = phi
         self.base = phi.deepen(self.u[None])[0]
         self.norm = self.base.norm()
 
     def features(self, delta: Tensor) -> Tensor:
         """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, k)."""
-        u = self.u + delta @ self.V.transpose(1, 2)
-        return self.deep.deepen(u.flatten(0, 1)).reshape(u.shape)
+        u = self.u + self.shift(delta)
+        return self.phi.deepen(u.flatten(0, 1)).reshape(u.shape)
 
 
 @functools.singledispatch

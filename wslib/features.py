@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 #: The rows of a Gaussian matrix that are drawn at once.
 ROWS = 8192
 
@@ -234,18 +233,27 @@ class DeepRandomFeatures:
         check_count(depth=depth)
         self.first = RandomFeatures(n, d, k, "relu", seed, words=words)
         self.n, self.d, self.k, self.depth, self.seed, self.words = n, d, self.first.k, depth, seed, self.first.words
-        self.revealed = None
+        self.revealed, self._held = None, {}
         if words is not None:
             std = math.sqrt(2 / self.k)
             self.revealed = [RevealedMatrix(self.k, self.k, std, seed, layer) for layer in range(1, depth)]
+
+    @property
+    def holdable(self) -> bool:
+        """Whether all matrices together have at most 2**28 entries (1 GB)."""
+        return self.k * (self.n * self.d + (self.depth - 1) * self.k) <= 2**28
 
     def layer(self, h: Tensor, layer: int) -> Tensor:
         """Return V_{layer+1} h for h (count, k), layer = 1 … depth - 1."""
         if self.revealed is not None:
             return _RevealedProduct.apply(h, self.revealed[layer - 1])
-        scale = math.sqrt(2 / self.k)
-        slices = gaussian_rows(self.k, self.k, self.seed, 4, layer)
-        return torch.cat([h @ (scale * G).to(h).T for _, G in slices], dim=1)
+        if layer not in self._held:
+            scale = math.sqrt(2 / self.k)
+            slices = ((rows, scale * G) for rows, G in gaussian_rows(self.k, self.k, self.seed, 4, layer))
+            if not self.holdable:
+                return torch.cat([h @ G.to(h).T for _, G in slices], dim=1)
+            self._held[layer] = torch.cat([G for _, G in slices])
+        return h @ self._held[layer].to(h).T
 
     def deepen(self, u: Tensor) -> Tensor:
         """Take the first pre-activation u = V_1 vec X / sqrt 2 of variance one, (count, k), to the features."""

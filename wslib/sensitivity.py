@@ -1,0 +1,310 @@
+r"""Word sensitivity: the sup over words i and perturbations ‖Δ‖ ≤ √d of ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖.
+
+The search climbs from many starts at once, for all words at once, through the exact edits of :mod:`wslib.edits`: what
+it finds is a lower bound on the sup, confirmed by φ itself. Certified upper bounds make it two-sided.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from wslib.edits import AttentionEdit, Edit, RandomFeaturesEdit, edit
+from wslib.features import (
+    Attention,
+    DeepRandomFeatures,
+    RandomFeatures,
+    check_context,
+    check_count,
+    check_norms,
+    check_words,
+    generator,
+)
+
+#: Random features with more entries in V than this (a minute of drawing) are measured in law: see word_sensitivity.
+DRAWABLE = 2**32
+#: Numbers that one batch of words may hold, in units of an edit's largest array.
+BATCH = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """What :func:`word_sensitivity` found.
+
+    value : the largest ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ found, a lower bound on S_φ(X), confirmed in float64.
+    word, delta : the word i and the Δ (d,) that give it.
+    per_word : (words,) the largest value found for each word asked for, in the order of ``words``.
+    upper_bound : certified, at least the true sup over the words asked for; NaN where no certificate is known.
+    reached : how many of the best word's ``starts`` ended within 1e-3 of the best value: a high share speaks for a
+        global maximum, a low one asks for more starts.
+    phi : the map that confirms the value: the one given, or its equal in law for one text.
+    """
+
+    value: float
+    word: int
+    delta: Tensor
+    per_word: Tensor
+    upper_bound: float
+    words: list[int]
+    reached: int
+    starts: int
+    phi: Callable[[Tensor], Tensor]
+
+
+def word_sensitivity(
+    phi: Callable[[Tensor], Tensor],
+    X: Tensor,
+    words: str | int | Iterable[int] = "all",
+    *,
+    starts: int | None = None,
+    steps: int = 200,
+    seed: int = 0,
+    bound: bool = True,
+    progress: bool = True,
+) -> Sensitivity:
+    r"""Measure :math:`S_\varphi(X) = \sup_{i,\,\|\Delta\|\le\sqrt d} \|\varphi(X^i(\Delta)) - \varphi(X)\| / \|\varphi(X)\|`.
+
+    Parameters
+    ----------
+    phi : a map of :mod:`wslib.features` (its exact one-word edits are used), or any callable that takes a tensor
+        (n, d) to a tensor and can be differentiated by torch.
+    X : (n, d), rows of norm sqrt(d); computed in X's dtype, confirmed in float64.
+    words : "all", an index, or indices.
+    starts : how many points the search climbs from, for each word. None: 24 for attention, 4 for other callables;
+        random features have a search of their own (the masked singular direction) and take no starts.
+    steps : the most steps of one climb. It stops before, when ten steps gain less than 1e-5.
+    seed : of the random starts. The same seed gives the same result.
+    bound : whether to compute the certified upper bound.
+    progress : show a bar when it takes longer than two seconds.
+
+    Random features whose V has more than 2**32 entries, with only some words asked for, are measured in law: on
+    ``RandomFeatures(..., words=words)``, whose value for one text has exactly the same distribution; deep ones in the
+    same way. The result's ``phi`` is the map that was measured.
+
+    Raises TypeError or ValueError for an X of the wrong shape or dtype, with rows not of norm sqrt(d), NaN or infinite
+    entries, or φ(X) = 0, where the ratio is not defined. Definition: the chapter on word sensitivity; the searches and
+    bounds: the chapters on random features and attention.
+    """
+    X = check_norms(check_context(X, batch=False))
+    words = check_words(words, len(X))
+    check_count(steps=steps, starts=1 if starts is None else starts)
+    phi = _in_law(phi, words)
+    with torch.no_grad():
+        found = _search(phi, X, words, starts, steps, seed, progress)
+        per_word = torch.tensor([value for value, _, _ in found], dtype=torch.float64)
+        best = int(per_word.argmax())
+        _, delta, finals = found[best]
+        upper = float(upper_bounds(phi, X, words).max()) if bound else math.nan
+    reached = int((finals >= finals.max() * (1 - 1e-3)).sum())
+    return Sensitivity(float(per_word[best]), words[best], delta, per_word, upper, words, reached, finals.numel(), phi)
+
+
+def _in_law(phi: Callable[[Tensor], Tensor], words: list[int]) -> Callable[[Tensor], Tensor]:
+    """Replace random features too large to draw by their equal in law for one text and edits of ``words``."""
+    if isinstance(phi, RandomFeatures) and phi.words is None and phi.k * phi.n * phi.d > DRAWABLE:
+        return RandomFeatures(phi.n, phi.d, phi.k, phi.activation, phi.seed, words=words)
+    if isinstance(phi, DeepRandomFeatures) and phi.words is None and not phi.holdable:
+        return DeepRandomFeatures(phi.n, phi.d, phi.depth, phi.k, phi.seed, words=words)
+    return phi
+
+
+def _search(phi, X, words, starts, steps, seed, progress):
+    """Return, for each word, (value confirmed in float64, Δ, the final values of its starts)."""
+    if isinstance(phi, Attention):
+        starts = _attention_starts if starts is None else functools.partial(_attention_starts, count=starts)
+        size = max(1, BATCH // max(len(X) ** 2, 24 * len(X), 24 * len(X[0])))
+    elif isinstance(phi, RandomFeatures | DeepRandomFeatures):
+        starts, size = _singular_starts, 1
+    else:
+        starts, size = functools.partial(_random_starts, count=starts or 4), 1
+    found = []
+    with tqdm(total=len(words), desc="words", delay=2, disable=not progress, leave=False) as bar:
+        for first in range(0, len(words), size):
+            e = edit(phi, X, words[first : first + size])
+            if e.norm == 0:
+                raise ValueError("phi(X) is zero: word sensitivity divides by its norm")
+            delta = starts(e, seed=seed)
+            delta, squares = (delta, e.squared(delta)) if isinstance(phi, RandomFeatures) else climb(e, delta, steps)
+            chosen = delta[torch.arange(len(delta)), squares.argmax(dim=1)]
+            for i, best, ends in zip(e.words, chosen, squares, strict=True):
+                found.append((_confirm(e, i, best), best, ends.sqrt() / e.norm))
+            bar.update(len(delta))
+    return found
+
+
+def _confirm(e: Edit, word: int, delta: Tensor) -> float:
+    """Return ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ from the definition, in float64 and without the fast edits.
+
+    Random features are confirmed through u + V_i Δ, their definition up to the order of a sum: V is not drawn again.
+    """
+    X = e.X.double()
+    if isinstance(e.phi, RandomFeatures):
+        base = e.phi.activate(e.u.double())
+        shift = torch.cat([block.double() @ delta.double() for _, block in e.phi.blocks(word)])
+        return float((e.phi.activate(e.u.double() + shift) - base).norm() / base.norm())
+    edited = X.clone()
+    edited[word] += delta.double()
+    base = e.phi(X).flatten()
+    return float((e.phi(edited).flatten() - base).norm() / base.norm())
+
+
+def project(delta: Tensor) -> Tensor:
+    """Return the point of the ball ‖Δ‖ ≤ √d nearest to each row of ``delta`` (..., d), inside it by a rounding."""
+    radius = math.sqrt(delta.shape[-1]) * (1 - 4 * torch.finfo(delta.dtype).eps)
+    return delta * (radius / delta.norm(dim=-1, keepdim=True).clamp_min(radius))
+
+
+def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
+    """Ascend ‖φ(Xⁱ(Δ)) − φ(X)‖² over the ball from every start, (w, t, d) → (w, t', d) and its values (w, t').
+
+    Projected gradient ascent with a step of its own for each start: twice as long after a gain, a quarter after a
+    loss. Long steps end at √d ∇/‖∇‖, the Frank–Wolfe vertex, where the objective, which grows towards the boundary,
+    usually has its maximum. After ten steps the better half of each word's starts goes on, after twenty a quarter.
+    """
+    radius = math.sqrt(delta.shape[-1])
+
+    def evaluate(trial):
+        with torch.enable_grad():
+            trial = trial.detach().requires_grad_()
+            value = e.squared(trial)
+            (slope,) = torch.autograd.grad(value.sum(), trial)
+        return value.detach(), slope
+
+    delta = project(delta)
+    value, slope = evaluate(delta)
+    length = torch.full_like(value, 4.0)
+    last = value
+    for step in range(1, steps + 1):
+        unit = slope / slope.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
+        trial = project(delta + radius * length[..., None] * unit)
+        new, new_slope = evaluate(trial)
+        up = new > value
+        delta, slope = torch.where(up[..., None], trial, delta), torch.where(up[..., None], new_slope, slope)
+        value, length = torch.where(up, new, value), torch.where(up, 2 * length, length / 4)
+        if step % 10 == 0:
+            if (value <= last * (1 + 2e-5)).all():
+                break
+            if step <= 20 and value.shape[1] > 4:
+                keep = value.topk((value.shape[1] + 1) // 2, dim=1).indices
+                value, length = value.gather(1, keep), length.gather(1, keep)
+                delta, slope = (z.gather(1, keep[..., None].expand(-1, -1, z.shape[-1])) for z in (delta, slope))
+            last = value
+    return delta, value
+
+
+def _random_starts(e: Edit, seed: int, count: int) -> Tensor:
+    """Return ``count`` starts for each word: −x_i, then points uniform on the sphere of radius √d, (w, count, d)."""
+    d = e.X.shape[1]
+    out = []
+    for i in e.words:
+        g = torch.randn(count - 1, d, generator=generator(seed, 6, i), dtype=torch.float64)
+        out.append(torch.cat([-e.X[i : i + 1], (math.sqrt(d) * g / g.norm(dim=1, keepdim=True)).to(e.X)]))
+    return torch.stack(out)
+
+
+def _attention_starts(e: AttentionEdit, seed: int, count: int = 24) -> Tensor:
+    """Return ``count`` starts for each word of an attention layer, (w, count, d).
+
+    Δ = √d (cos θ x_i/√d + sin θ e) with e ⟂ x_i along a direction that opens the gates of many rows (the sum of all
+    queries, with equal signs or with those of their leading singular vector), that raises or closes the scores of the
+    word's own row, or that is random; at the optimum cos θ is mostly near one half.
+    """
+    X, q, d = e.X, e.q, e.X.shape[1]
+    W = e.phi.W.to(X)
+    A = X @ W.T  # the scores of word i's own row are A x', up to a factor
+    signs = torch.linalg.svd(q, full_matrices=False)
+    lead = signs.U[:, 0].sign() @ q
+    top = torch.linalg.eigh((W + W.T) / 2)[1][:, -1]  # raises x' W x', the own word's score
+    closing = [_closing(A, e.words, ridge) for ridge in (0.1, 1.0)]
+    fixed = [q.sum(0), -A.sum(0), A.sum(0), lead, -lead, signs.Vh[-1], -signs.Vh[-1]]
+    guesses = [g.expand(len(e.words), d) for g in fixed]
+    guesses += [closing[0], closing[1], *(closing[0] + sign * 0.5 * top for sign in (1, -1)), closing[1] + 0.5 * top]
+    random = [torch.randn(count, d, generator=generator(seed, 6, i), dtype=torch.float64) for i in e.words]
+    along = torch.cat([torch.stack(guesses, dim=1), torch.stack(random).to(X)], dim=1)[:, :count]
+    x = e.x[:, None] / math.sqrt(d)
+    along = torch.nn.functional.normalize(along - (along * x).sum(-1, keepdim=True) * x, dim=-1)
+    return math.sqrt(d) * (math.cos(1.0) * x + math.sin(1.0) * along)
+
+
+def _closing(A: Tensor, words: list[int], ridge: float) -> Tensor:
+    """Return the unit directions along which all scores of row i but its own fall together, (w, d).
+
+    Ridge least squares for A' e = −1, A' being A without row i: with M = AᵀA + λ I and b = Σ_{j≠i} a_j the solution is
+    −(M − a_i a_iᵀ)⁻¹ b, by the Sherman–Morrison formula from one factorisation for all words.
+    """
+    a = A[words]
+    M = A.T @ A + ridge * A.square().sum() / len(A) * torch.eye(A.shape[1]).to(A)
+    b = A.sum(0) - a
+    Mb, Ma = torch.linalg.solve(M, torch.cat([b, a]).T).T.split(len(words))
+    gain = (a * Mb).sum(1) / (1 - (a * Ma).sum(1))
+    return torch.nn.functional.normalize(-(Mb + gain[:, None] * Ma), dim=1)
+
+
+def _singular_starts(e: RandomFeaturesEdit, seed: int) -> Tensor:
+    """Return starts for one word of random features: ± √d times leading singular directions, (1, 2 or 6, d).
+
+    One layer: Δ is stationary if it is an eigenvector of H = V_iᵀ diag(φ'(u + V_iΔ) s) V_i, s the secant slopes of the
+    activation between u and u + V_iΔ. The first H is taken at Δ = 0, where s = φ'(u); up to three rounds take H at the
+    last eigenvector. Several layers: the three leading eigenvectors of the first layer's H at Δ = 0.
+    """
+    activate, u = e.first.activate, e.u
+    deep, best = e.phi is not e.first, None
+    weights = _slope(activate, u).square()
+    for _ in range(4):
+        top = torch.linalg.eigh(e.gram(0, weights))[1][:, -3 if deep else -1 :].T
+        delta = math.sqrt(e.X.shape[1]) * torch.cat([top, -top]).to(u)
+        if deep:
+            return delta[None]
+        shift = e.shift(delta[None, :1])[0, 0]
+        moved = torch.stack([activate(u + shift), activate(u - shift)])
+        values = (moved - e.base).square().sum(1)
+        if best is not None and values.max() <= best[1] * (1 + 1e-5):
+            break
+        best = (delta[None], values.max())
+        sign = 1 - 2 * values.argmax()
+        secant = (activate(u + sign * shift) - e.base) / torch.where(shift == 0, 1.0, sign * shift)
+        weights = _slope(activate, u + sign * shift) * secant
+    return best[0]
+
+
+def _slope(activate: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """Return the derivative of the activation at every entry of u."""
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        return torch.autograd.grad(activate(u).sum(), u)[0]
+
+
+@functools.singledispatch
+def upper_bounds(phi: Callable[[Tensor], Tensor], X: Tensor, words: list[int]) -> Tensor:
+    """Return certified upper bounds on the sensitivity to each word, (w,): NaN for a map without a certificate."""
+    return torch.full((len(words),), math.nan, dtype=torch.float64)
+
+
+@upper_bounds.register
+def _(phi: RandomFeatures, X: Tensor, words: list[int]) -> Tensor:
+    r"""Bound random features by a weighted singular value.
+
+    With v_r the rows of V_i and t = v_r·Δ, |t| ≤ T_r = ‖v_r‖√d, every row moves by at most √w_r |t|: an M-Lipschitz
+    activation has w_r = M²; for ReLU and u_r ≤ 0 the move (t − |u_r|)₊ ≤ |t| (1 − |u_r|/T_r)₊ since |t| ≤ T_r. So the
+    numerator² is at most d λ_max(V_iᵀ diag(w) V_i). Computed in float64 and raised by 1e-9, far above its rounding.
+    """
+    X = X.double()
+    u = phi.preactivation(X)
+    norm = phi.activate(u).norm()
+    out = []
+    for i in words:
+        G = torch.zeros(phi.d, phi.d, dtype=torch.float64)
+        for rows, block in phi.blocks(i):
+            V = block.double()
+            w = torch.full((len(V),), phi.lipschitz**2, dtype=torch.float64)
+            if phi.activation == "relu":
+                reach = V.norm(dim=1) * math.sqrt(phi.d)
+                w = torch.where(u[rows] > 0, 1.0, (1 + u[rows] / reach).clamp_min(0).square())
+                V, w = V[w > 0], w[w > 0]
+            G += (V.T * w) @ V
+        out.append((phi.d * torch.linalg.eigvalsh(G)[-1]).sqrt() / norm * (1 + 1e-9))
+    return torch.stack(out)
