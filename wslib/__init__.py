@@ -5,13 +5,20 @@ One way through: text → context → feature map → edit of one word → sensi
 
 from wslib.features import Attention, DeepRandomFeatures, PretrainedAttention, RandomAttention, RandomFeatures
 from wslib.sensitivity import Sensitivity, word_sensitivity
+from wslib.text import Contexts, embed_text, embed_vocabulary, load_contexts, load_embeddings, load_model
 
 __all__ = [
     "Attention",
+    "Contexts",
     "DeepRandomFeatures",
     "PretrainedAttention",
     "RandomAttention",
     "RandomFeatures",
     "Sensitivity",
+    "embed_text",
+    "embed_vocabulary",
+    "load_contexts",
+    "load_embeddings",
+    "load_model",
     "word_sensitivity",
 ]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wslib import text
+
 #: The rows of a Gaussian matrix that are drawn at once.
 ROWS = 8192
 
@@ -328,19 +330,32 @@ class PretrainedAttention(Attention):
     r"""A trained head's attention over the words themselves: softmax of the head's own scores, times X.
 
     With the head's W_Q, W_K (d_h, d) and biases b_Q, b_K the scores are
-    :math:`(W_Q c x_j + b_Q)\cdot(W_K c x_k + b_K)/\sqrt{d_h}`, where c undoes the rescaling of rows to norm sqrt(d): it is
-    the mean norm of the model's word embeddings, over sqrt(d). What b_K adds is the same for a whole row, which the
-    softmax does not see. The head's value matrix, a linear map after the average, is left out so that the map compares
-    with :class:`RandomAttention`.
+    :math:`(W_Q c x_j + b_Q)\cdot(W_K c x_k + b_K)/\sqrt{d_h}`. The factor c undoes the rescaling of rows to norm
+    sqrt(d): it is the mean norm of the model's word embeddings (as word 0 of a text) over sqrt(d). What b_K adds is the
+    same for a whole row, which the softmax does not see. The head's value matrix, a linear map after the average, is
+    left out, so that the map compares with :class:`RandomAttention`.
 
     Parameters
     ----------
-    model : "packaged", a hub name or a local folder, as in :func:`wslib.load_contexts`. layer, head : which head.
+    model : "packaged", a hub name or a local folder, as in :func:`wslib.load_contexts`; X must have its full width d.
+    layer, head : which head, counted from 0.
     """
 
     def __init__(self, model: str = "packaged", layer: int = 0, head: int = 0) -> None:
-        from wslib import text
-
-        W, b = text.attention_head(model, layer, head)
-        super().__init__(W, b)
+        bert = text.load_model(model)
+        config = bert.config
+        for name, value, count in (
+            ("layer", layer, config.num_hidden_layers),
+            ("head", head, config.num_attention_heads),
+        ):
+            if value not in range(count):
+                raise ValueError(f"{name} must lie in 0 … {count - 1} for this model, got {value}")
+        d, size = config.hidden_size, config.hidden_size // config.num_attention_heads
+        trained, rows = bert.encoder.layer[layer].attention.self, slice(head * size, (head + 1) * size)
+        Q, K = (part.weight[rows].double() for part in (trained.query, trained.key))
+        ids = torch.arange(config.vocab_size)[None]
+        words = text.load_embeddings(model).raw(ids, 0)
+        self.c = float(words.norm(dim=-1).mean() / math.sqrt(d))
+        scale = self.c * math.sqrt(d / size)
+        super().__init__(scale * self.c * Q.T @ K, scale * trained.query.bias[rows].double() @ K)
         self.model, self.layer, self.head = model, layer, head

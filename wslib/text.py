@@ -94,15 +94,18 @@ class Embeddings:
         """The largest n: what the model's positions hold besides [CLS] and [SEP]."""
         return len(self.positions) - 2
 
+    def raw(self, ids: torch.Tensor, word: torch.Tensor | int) -> torch.Tensor:
+        """Rows (..., width) float64 as the model has them, not rescaled, for entries ids at words `word` (0-based)."""
+        rows = self.words[ids].double() + self.positions[word + 1].double() + self.segment.double()
+        gain, bias = self.gain.double(), self.bias.double()
+        return torch.nn.functional.layer_norm(rows, rows.shape[-1:], gain, bias, self.eps)
+
     def __call__(self, ids: torch.Tensor, word: torch.Tensor | int, d: int) -> torch.Tensor:
         """Rows (..., d) of norm √d, float32, for entries ids at words `word` (0-based), shapes broadcast.
 
         Computed in float64, so that only the last rounding separates a row's norm from √d.
         """
-        rows = self.words[ids].double() + self.positions[word + 1].double() + self.segment.double()
-        rows = torch.nn.functional.layer_norm(rows, rows.shape[-1:], self.gain.double(), self.bias.double(), self.eps)[
-            ..., :d
-        ]
+        rows = self.raw(ids, word)[..., :d]
         return (rows * (math.sqrt(d) / rows.norm(dim=-1, keepdim=True))).float()
 
 
