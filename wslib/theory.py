@@ -112,7 +112,7 @@ def feature_norm_lower(k: float, second: float, lipschitz: float, delta: float) 
 def rf_upper(n: int, d: int, k: int, delta: float, activation: str = "relu") -> float:
     r"""Return a bound on S_RF(X) that fails with probability at most δ, for every X with rows of norm sqrt(d).
 
-    :math:`\frac{M}{\sqrt n}\,(\sqrt k+\sqrt d+\sqrt{2\log(2n/\delta)})\,/\,(\sqrt{k E\phi^2-M^2}-M\sqrt{2\log(2/\delta)})`,
+    :math:`\sqrt n\,S\le M(\sqrt k+\sqrt d+\sqrt{2\log(2n/\delta)})/(\sqrt{k E\phi^2-M^2}-M\sqrt{2\log(2/\delta)})`,
     infinite where the denominator is not positive. Theorem thm-rf-upper (chapter on random features).
     """
     second, _, _, lipschitz = activation_moments(activation)
@@ -144,38 +144,23 @@ def rf_lower(n: int, k: int, delta: float, activation: str = "relu") -> float:
     return top / (math.sqrt(second) + lipschitz * math.sqrt(2 * log / k)) / math.sqrt(n)
 
 
-def local_slope(h: float, activation: str = "relu") -> float:
-    r"""Return E ω_h(g)², where :math:`\omega_h(x)=\sup_{0<|y|\le h}|\phi(x+y)-\phi(x)|/|y|`; relu only, in closed form.
+def rf_sharp_upper(n: int, d: int, k: int, delta: float, activation: str = "relu") -> float:
+    r"""Return the bound on S_RF(X) that for relu tends to (1 + sqrt(2d/k))/sqrt(n); it fails with probability ≤ δ.
 
-    ω_h is 1 for x ≥ 0 and (1 + x/h)₊ for x < 0. Theorem thm-rf-sharp (chapter on random features).
+    For every X with rows of norm sqrt(d). With x = log(42 n k/δ) and (κ, σ²) = (1/2, 1/2) for relu, (1, M²) for others:
+    :math:`\sqrt n\,S\le(\sqrt{k\sigma^2+2M^2(\sqrt{2\kappa kx}+x)}+M(\sqrt d+r))/b`, where
+    :math:`r=\sqrt{2x}+\sqrt{2\log2}+1+(\sqrt2+\sqrt{2x})/\sqrt k` and b is the denominator of :func:`rf_upper`;
+    infinite where b is not positive. Theorem thm-rf-sharp (chapter on random features), which has a sharper σ² for others.
     """
-    if activation != "relu":
-        raise ValueError(f'activation must be "relu", got {activation!r}')
-    return 0.5 + integrate.quad(lambda x: (1 - x / h) ** 2 * stats.norm.pdf(x), 0, h)[0]
-
-
-def rf_sharp_upper(n: int, d: int, k: int, delta: float, h: float | None = None) -> float:
-    r"""Return the bound on S_RF(X) for relu whose constant tends to 1 + sqrt(2d/k); it fails with probability ≤ δ.
-
-    Any threshold h > 0 serves; None takes the best of a grid. Infinite where void. Theorem thm-rf-sharp (chapter on
-    random features), whose symbols these are.
-    """
-    if h is None:
-        return min(rf_sharp_upper(n, d, k, delta, h) for h in np.geomspace(0.01, 3, 60))
-    denominator = feature_norm_lower(k, 0.5, 1.0, delta / 5)
+    second, _, _, lipschitz = activation_moments(activation)
+    denominator = feature_norm_lower(k, second, lipschitz, delta / 2)
     if denominator <= 0:
         return math.inf
-    length = operator_norm_upper(k, d, gaussian_max(5 * n, delta))
-    q = min(k, math.floor(length**2 / (n * h**2)))
-    weights = k * local_slope(h) + math.sqrt(k * math.log(5 / delta) / 2) + q
-    top = math.sqrt(weights) + math.sqrt(d) + math.sqrt(2 * (log_binomial(k, q) + math.log(5 * n / delta)))
-    mean = (math.sqrt(k) + gaussian_max(5, delta)) / math.sqrt(n)
-    return (top + mean) / denominator / math.sqrt(n)
-
-
-def log_binomial(k: float, q: float) -> float:
-    """Return log of the binomial coefficient (k over q)."""
-    return math.lgamma(k + 1) - math.lgamma(q + 1) - math.lgamma(k - q + 1)
+    x = math.log(42 * n * k / delta)
+    kappa = 0.5 if activation == "relu" else 1.0
+    rest = math.sqrt(2 * x) + math.sqrt(2 * math.log(2)) + 1 + (math.sqrt(2) + math.sqrt(2 * x)) / math.sqrt(k)
+    typical = lipschitz * math.sqrt(kappa * k + 2 * (math.sqrt(2 * kappa * k * x) + x))
+    return (typical + lipschitz * (math.sqrt(d) + rest)) / denominator / math.sqrt(n)
 
 
 def rf_constant(ratio: float, n: float = math.inf) -> float:
@@ -250,8 +235,9 @@ def decorrelate(z):
 def drf_composed(n: int, d: int, depth: int, k: int, delta: float) -> float:
     r"""Return the layer-by-layer bound on S_DRF(X), all widths k; it fails with probability at most δ.
 
-    With t = sqrt(2 log((n + 2L − 1)/δ)),
-    :math:`\frac1{\sqrt n}\prod_l(\sqrt k+\sqrt{k_{l-1}}+t)/(\sqrt{k/2-1}-t)`, where k_0 counts as d. It grows like (2√2)^L. Theorem thm-drf-composed (chapter on deep random features).
+    With t = sqrt(2 log((n + 2L − 1)/δ)) and k_0 counting as d,
+    :math:`\sqrt n\,S\le\prod_l(\sqrt k+\sqrt{k_{l-1}}+t)/(\sqrt{k/2-1}-t)`; it grows like (2√2)^L. Infinite where the
+    denominator is not positive. Theorem thm-drf-composed (chapter on deep random features).
     """
     t = math.sqrt(2 * math.log((n + 2 * depth - 1) / delta))
     bottom = math.sqrt(max(k / 2 - 1, 0)) - t
@@ -347,3 +333,69 @@ def drf_constant(n: float, depth: int, ratio: float) -> float:
     a = product_profile(depth, 2 * ratio)
     flips = 1 + np.sqrt(a[:-1] / n) / (3 * math.pi)
     return float(math.sqrt(a[-1]) / flips.prod())
+
+
+# --- Random attention ----------------------------------------------------------------------------------------------
+
+
+def raf_lower(n: int, d: int, delta: float, kappa: float = math.e**2, alpha: float | None = None) -> float:
+    r"""Return a lower bound on S_RAF(X), 2 ≤ n ≤ d, that fails with probability at most δ, whatever the text X.
+
+    :math:`\sqrt{\frac{(1-\alpha^2)(n-1)}{8n}}\Big/\Big(1+\frac{16(n-1)\kappa}{\delta}e^{-\tau}\Big)` with
+    :math:`\tau=\alpha\sqrt{d'/(7(n-1))}`, :math:`d'=d-2\sqrt{d\log(2(n-1)/\delta)}`. ``kappa`` is the mean over k ≠ i of
+    exp(1 - cos(x_i, x_k)), at most e². alpha in (0, 1); None takes the best of a grid. Zero where d' ≤ 0.
+    Theorem thm-raf-lower (chapter on random attention).
+    """
+    if not 2 <= n <= d:
+        raise ValueError(f"n must satisfy 2 <= n <= d = {d}, got {n}")
+    shorter = d - 2 * math.sqrt(d * math.log(2 * (n - 1) / delta))
+    if shorter <= 0:
+        return 0.0
+    alpha = np.linspace(0.01, 0.99, 99) if alpha is None else np.array([alpha])
+    closed = 16 * (n - 1) * kappa / delta * np.exp(-alpha * math.sqrt(shorter / (7 * (n - 1))))
+    return float(np.max(np.sqrt((1 - alpha**2) * (n - 1) / (8 * n)) / (1 + closed)))
+
+
+def raf_enough(n: int, delta: float, epsilon: float) -> float:
+    r"""Return :math:`56(n-1)\log^2(16e^2(n-1)/(\delta\varepsilon))`, a dimension from which S_RAF is of order one.
+
+    From there on :math:`S_{RAF}(X)\ge\sqrt{3(n-1)/(32n)}/(1+\varepsilon)` but for δ, for every text X.
+    Corollary cor-raf-order-one (chapter on random attention).
+    """
+    return 56 * (n - 1) * math.log(16 * math.e**2 * (n - 1) / (delta * epsilon)) ** 2
+
+
+def raf_common_lower(c: np.ndarray, n: int, d: int, delta: float, kappa: float, alpha: float | None = None) -> float:
+    r"""Return a lower bound on S_RAF(X), n < d, for a text whose rows in J have cosines ``c`` with one direction.
+
+    :math:`\sqrt{\frac{(1-\alpha^2)|J|}{n}}\big/(1+\zeta)`, :math:`\zeta=\frac{2(n-1)\kappa}{\delta|J|}\sum_{j\in J}
+    e^{\alpha^2(1-c_j^2)/2-\alpha c_j\rho_0\sqrt d}`, :math:`\rho_0^2=1-2\sqrt{\log(2/\delta)/d}`. It fails with probability
+    at most δ. ``c`` (|J|,), each at least 1/(2 ρ_0 √d); kappa and alpha as in :func:`raf_lower`.
+    Theorem thm-raf-common (chapter on random attention).
+    """
+    rho = math.sqrt(max(0.0, 1 - 2 * math.sqrt(math.log(2 / delta) / d)))
+    c = np.asarray(c, dtype=float)
+    if rho == 0 or c.size == 0:
+        return 0.0
+    if c.min() < 1 / (2 * rho * math.sqrt(d)):
+        raise ValueError(f"c must be at least {1 / (2 * rho * math.sqrt(d)):.3g}, got {c.min():.3g}")
+    alpha = (np.linspace(0.01, 0.99, 99) if alpha is None else np.array([alpha]))[:, None]
+    closed = np.exp(alpha**2 * (1 - c**2) / 2 - alpha * c * rho * math.sqrt(d)).mean(axis=1)
+    values = np.sqrt((1 - alpha[:, 0] ** 2) * c.size / n) / (1 + 2 * (n - 1) * kappa / delta * closed)
+    return float(values.max())
+
+
+def raf_gates_upper(n: int, d: int, w: float, own: float, delta: float) -> float:
+    r"""Return a bound on 1 + Σ_{j≠i}(p_j + p'_j) over all edits of word i, for isotropic other words.
+
+    ``w`` = ‖W‖, ``own`` = ‖W x_i‖/√d. With r = w + own, b = exp(w √(3d/((n-1)δ))), the best θ, η > 0 in
+    :math:`1+\frac1\theta\big[(e^\theta-1)\,b\,(e^{\eta\sqrt d+r^2/2}+e^{own^2/2})+d\log(1+2r/\eta)+2\log(3/\delta)\big]`.
+    Then the word's sensitivity is at most 3 √(d · this)/‖φ(X)‖. It fails with probability at most δ.
+    Theorem thm-raf-upper (chapter on random attention).
+    """
+    r, b = w + own, math.exp(w * math.sqrt(3 * d / ((n - 1) * delta)))
+    eta = np.geomspace(1e-3, 10, 200)[:, None] / math.sqrt(d)
+    theta = np.geomspace(1e-2, 3, 100)
+    mean = b * (np.exp(eta * math.sqrt(d) + r**2 / 2) + math.exp(own**2 / 2))
+    total = ((np.exp(theta) - 1) * mean + d * np.log(1 + 2 * r / eta) + 2 * math.log(3 / delta)) / theta
+    return 1 + float(total.min())
