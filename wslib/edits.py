@@ -13,6 +13,7 @@ Attention costs O(n d + d²) a trial (the one-word identity, in the chapter on a
 O(k d), anything else a full evaluation. :func:`edit` picks the class.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
@@ -89,6 +90,15 @@ class AttentionEdit(Edit):
         self.base = phi(X)
         self.norm = self.base.norm()
         self._leave_out()
+
+    def select(self, part: list[int]) -> "AttentionEdit":
+        """Return the edits of some of the words, given by their positions in ``self.words``."""
+        chosen = copy.copy(self)
+        chosen.words = [self.words[i] for i in part]
+        for name in ("others", "z", "m", "share", "m_norm", "m_x", "x", "x_norm", "c", "e", "old"):
+            value = getattr(self, name)
+            setattr(chosen, name, None if value is None else value[part])
+        return chosen
 
     def _leave_out(self) -> None:
         """Prepare, for every word i asked for and every row j, what the row holds without word i."""
