@@ -342,8 +342,8 @@ def raf_lower(n: int, d: int, delta: float, kappa: float = math.e**2, alpha: flo
     r"""Return a lower bound on S_RAF(X), 2 ≤ n ≤ d, that fails with probability at most δ, whatever the text X.
 
     :math:`\sqrt{\frac{(1-\alpha^2)(n-1)}{8n}}\Big/\Big(1+\frac{16(n-1)\kappa}{\delta}e^{-\tau}\Big)` with
-    :math:`\tau=\alpha\sqrt{d'/(7(n-1))}`, :math:`d'=d-2\sqrt{d\log(2(n-1)/\delta)}`. ``kappa`` is the mean over k ≠ i of
-    exp(1 - cos(x_i, x_k)), at most e². alpha in (0, 1); None takes the best of a grid. Zero where d' ≤ 0.
+    :math:`\tau=\alpha\sqrt{d'/(7(n-1))}`, :math:`d'=d-2\sqrt{d\log(2(n-1)/\delta)}`. ``kappa`` is the mean over k ≠ i
+    of exp(1 - cos(x_i, x_k)), at most e². alpha in (0, 1); None takes the best of a grid. Zero where d' ≤ 0.
     Theorem thm-raf-lower (chapter on random attention).
     """
     if not 2 <= n <= d:
@@ -366,30 +366,34 @@ def raf_enough(n: int, delta: float, epsilon: float) -> float:
 
 
 def raf_common_lower(c: np.ndarray, n: int, d: int, delta: float, kappa: float, alpha: float | None = None) -> float:
-    r"""Return a lower bound on S_RAF(X), n < d, for a text whose rows in J have cosines ``c`` with one direction.
+    r"""Return a lower bound on S_RAF(X) for a text whose rows in J have cosines ``c`` (|J|,) with one direction.
 
-    :math:`\sqrt{\frac{(1-\alpha^2)|J|}{n}}\big/(1+\zeta)`, :math:`\zeta=\frac{2(n-1)\kappa}{\delta|J|}\sum_{j\in J}
-    e^{\alpha^2(1-c_j^2)/2-\alpha c_j\rho_0\sqrt d}`, :math:`\rho_0^2=1-2\sqrt{\log(2/\delta)/d}`. It fails with probability
-    at most δ. ``c`` (|J|,), each at least 1/(2 ρ_0 √d); kappa and alpha as in :func:`raf_lower`.
+    For n < d it is :math:`\sqrt{(1-\alpha^2)|J|/n}\,/(1+\zeta)`, else
+    :math:`\sqrt{|J|/n}\,(\sqrt{1-\alpha^2}-3\sqrt{2\zeta})`, where ζ is 2(n - 1)κ/δ times the mean over J of
+    :math:`e^{h(1-c_j^2)-\alpha c_j\rho_0\sqrt d}` with :math:`\rho_0^2=1-2\sqrt{\log(2/\delta)/d}` and h = α²/2 for n < d;
+    else h = 1/2 and 2/(d - 1) is added to the exponent. It fails with probability at most δ. Each c_j must be at least
+    1/(2 ρ_0 √d); kappa and alpha as in :func:`raf_lower`. Zero where the bound is void.
     Theorem thm-raf-common (chapter on random attention).
     """
     rho = math.sqrt(max(0.0, 1 - 2 * math.sqrt(math.log(2 / delta) / d)))
     c = np.asarray(c, dtype=float)
     if rho == 0 or c.size == 0:
         return 0.0
-    if c.min() < 1 / (2 * rho * math.sqrt(d)):
+    if c.min() < (1 - 1e-9) / (2 * rho * math.sqrt(d)):
         raise ValueError(f"c must be at least {1 / (2 * rho * math.sqrt(d)):.3g}, got {c.min():.3g}")
     alpha = (np.linspace(0.01, 0.99, 99) if alpha is None else np.array([alpha]))[:, None]
-    closed = np.exp(alpha**2 * (1 - c**2) / 2 - alpha * c * rho * math.sqrt(d)).mean(axis=1)
-    values = np.sqrt((1 - alpha[:, 0] ** 2) * c.size / n) / (1 + 2 * (n - 1) * kappa / delta * closed)
-    return float(values.max())
+    beta = np.sqrt(1 - alpha[:, 0] ** 2)
+    spread = alpha**2 * (1 - c**2) / 2 if n < d else (1 - c**2) / 2 + 2 / (d - 1)
+    zeta = 2 * (n - 1) * kappa / delta * np.exp(spread - alpha * c * rho * math.sqrt(d)).mean(axis=1)
+    rows = beta / (1 + zeta) if n < d else beta - 3 * np.sqrt(2 * zeta)
+    return max(0.0, math.sqrt(c.size / n) * float(rows.max()))
 
 
 def raf_gates_upper(n: int, d: int, w: float, own: float, delta: float) -> float:
     r"""Return a bound on 1 + Σ_{j≠i}(p_j + p'_j) over all edits of word i, for isotropic other words.
 
-    ``w`` = ‖W‖, ``own`` = ‖W x_i‖/√d. With r = w + own, b = exp(w √(3d/((n-1)δ))), the best θ, η > 0 in
-    :math:`1+\frac1\theta\big[(e^\theta-1)\,b\,(e^{\eta\sqrt d+r^2/2}+e^{own^2/2})+d\log(1+2r/\eta)+2\log(3/\delta)\big]`.
+    ``w`` = ‖W‖, ``own`` = ‖W x_i‖/√d =: r_0. With r = w + r_0, b = exp(w √(3d/((n-1)δ))), the best θ, η > 0 in
+    :math:`1+\frac1\theta[(e^\theta-1)b(e^{\eta\sqrt d+r^2/2}+e^{r_0^2/2})+d\log(1+2r/\eta)+2\log(3/\delta)]`.
     Then the word's sensitivity is at most 3 √(d · this)/‖φ(X)‖. It fails with probability at most δ.
     Theorem thm-raf-upper (chapter on random attention).
     """
