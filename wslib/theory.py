@@ -4,11 +4,12 @@ Each function is one formula, names the statement that proves it, and says what 
 Norms of rows are sqrt(d), D = n d, g is a standard Gaussian, and a probability given as ``delta`` is that of failing.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import integrate, optimize, stats
+from scipy import integrate, optimize, special, stats
 
 # --- Checks --------------------------------------------------------------------------------------------------------
 
@@ -71,25 +72,28 @@ def bernstein(count: float, x: float, v: float, b: float) -> float:
 
 def gaussian_mean(f: Callable[[float], float]) -> float:
     """Return E f(g), by adaptive quadrature on either side of 0, where the activations have their kinks."""
-    density = stats.norm.pdf
-    sides = [(-np.inf, 0.0), (0.0, np.inf)]
-    return sum(integrate.quad(lambda x: float(f(x)) * density(x), *side, epsabs=1e-12)[0] for side in sides)
+
+    def integrand(x):
+        return float(f(x)) * math.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+    return sum(integrate.quad(integrand, *side, epsabs=1e-12)[0] for side in [(-np.inf, 0.0), (0.0, np.inf)])
 
 
-def _gelu_slope(x: float) -> float:
-    return stats.norm.cdf(x) + x * stats.norm.pdf(x)
+def _gelu_slope(x):
+    return special.ndtr(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
-#: Activation → (function, derivative, Lipschitz constant), on floats: the same activations as wslib.features.
-ACTIVATIONS: dict[str, tuple[Callable[[float], float], Callable[[float], float], float]] = {
-    "relu": (lambda x: max(x, 0.0), lambda x: float(x > 0), 1.0),
-    "abs": (abs, lambda x: float(np.sign(x)), 1.0),
+#: Activation → (function, derivative, Lipschitz constant), on floats or arrays: the activations of wslib.features.
+ACTIVATIONS: dict[str, tuple[Callable, Callable, float]] = {
+    "relu": (lambda x: np.maximum(x, 0.0), lambda x: np.heaviside(x, 0.0), 1.0),
+    "abs": (np.abs, np.sign, 1.0),
     "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2, 1.0),
-    "gelu": (lambda x: x * stats.norm.cdf(x), _gelu_slope, _gelu_slope(math.sqrt(2))),
-    "identity": (lambda x: x, lambda x: 1.0, 1.0),
+    "gelu": (lambda x: x * special.ndtr(x), _gelu_slope, float(_gelu_slope(math.sqrt(2)))),
+    "identity": (lambda x: x, np.ones_like, 1.0),
 }
 
 
+@functools.cache
 def activation_moments(name: str) -> tuple[float, float, float, float]:
     r"""Return :math:`(E\phi(g)^2,\ E\phi'(g)^2,\ \mathrm{Var}\,\phi(g),\ M)`, M the Lipschitz constant.
 
@@ -150,7 +154,7 @@ def rf_sharp_upper(n: int, d: int, k: int, delta: float, activation: str = "relu
     For every X with rows of norm sqrt(d). With x = log(42 n k/δ) and (κ, σ²) = (1/2, 1/2) for relu, (1, M²) for others:
     :math:`\sqrt n\,S\le(\sqrt{k\sigma^2+2M^2(\sqrt{2\kappa kx}+x)}+M(\sqrt d+r))/b`, where
     :math:`r=\sqrt{2x}+\sqrt{2\log2}+1+(\sqrt2+\sqrt{2x})/\sqrt k` and b is the denominator of :func:`rf_upper`;
-    infinite where b is not positive. Theorem thm-rf-sharp (chapter on random features), which has a sharper σ² for others.
+    infinite where b is not positive. Theorem thm-rf-sharp (chapter on random features), sharper for others than relu.
     """
     second, _, _, lipschitz = activation_moments(activation)
     denominator = feature_norm_lower(k, second, lipschitz, delta / 2)
@@ -196,9 +200,7 @@ def rf_constant_general(ratio: float, activation: str) -> tuple[float, float]:
     Chapter on random features.
     """
     second, slope, _, _ = activation_moments(activation)
-    derivative = ACTIVATIONS[activation][1]
-    grid = stats.norm.ppf((np.arange(20000) + 0.5) / 20000)
-    t = np.array([derivative(x) ** 2 for x in grid])
+    t = ACTIVATIONS[activation][1](special.ndtri((np.arange(20000) + 0.5) / 20000)) ** 2
     return math.sqrt(slope / second), math.sqrt(weighted_edge(t, ratio) / second)
 
 
