@@ -17,7 +17,6 @@ from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
-from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,8 @@ def run_notebooks(app):
             except KeyError:
                 pending[path] = notebook
     if pending and (failures := asyncio.run(run_all(pending, cache, app.config.nb_execution_timeout))):
-        raise ExtensionError("\n".join(failures))
+        # Not an exception of Sphinx: Jupyter Book would bury the cell's traceback under its own.
+        raise SystemExit("\n".join(failures))
 
 
 def setup(app):
