@@ -5,6 +5,7 @@ One way through: text → context → feature map → edit of one word → sensi
 
 from wslib.features import Attention, DeepRandomFeatures, PretrainedAttention, RandomAttention, RandomFeatures
 from wslib.sensitivity import Sensitivity, word_sensitivity
+from wslib.sweeps import sweep
 from wslib.text import Contexts, embed_text, embed_vocabulary, load_contexts, load_embeddings, load_model
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "load_contexts",
     "load_embeddings",
     "load_model",
+    "sweep",
     "word_sensitivity",
 ]

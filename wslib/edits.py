@@ -15,7 +15,7 @@ O(k d), anything else a full evaluation. :func:`edit` picks the class.
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -220,16 +220,29 @@ class RandomFeaturesEdit(Edit):
     def _prepare(self, first: RandomFeatures, X: Tensor, words: str | int | Iterable[int]) -> None:
         self.first, self.X = first, check_context(X, first.n, first.d, batch=False)
         self.words = check_words(words, len(X))
-        self.u = first.preactivation(X)
-        held = len(self.words) * first.k * first.d <= 2**27
-        self._held = [list(self._draw(i)) for i in self.words] if held else None
+        self.u64 = first.preactivation(X.double())  # V is drawn for this, so once, and exactly
+        self.u = self.u64.to(X)
+        self._held = {}
 
-    def _draw(self, i: int) -> Iterator[tuple[slice, Tensor]]:
-        return ((rows, block.to(self.X)) for rows, block in self.first.blocks(i))
+    def select(self, part: list[int]) -> "RandomFeaturesEdit":
+        """Return the edits of some of the words, given by their positions in ``self.words``."""
+        chosen = copy.copy(self)
+        chosen.words, chosen._held = [self.words[i] for i in part], {}
+        return chosen
+
+    @property
+    def held(self) -> bool:
+        """Whether the blocks are few enough to hold."""
+        return len(self.words) * self.first.k * self.first.d <= 2**27
 
     def blocks(self, position: int) -> Iterable[tuple[slice, Tensor]]:
         """Return V_i of the word at ``position`` in ``words`` as slices of rows, in X's dtype."""
-        return self._draw(self.words[position]) if self._held is None else self._held[position]
+        drawn = ((rows, block.to(self.X)) for rows, block in self.first.blocks(self.words[position]))
+        if not self.held:
+            return drawn
+        if position not in self._held:
+            self._held[position] = list(drawn)
+        return self._held[position]
 
     def shift(self, delta: Tensor) -> Tensor:
         """Return V_i Δ, (w, t, d) → (w, t, k)."""

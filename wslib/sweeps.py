@@ -14,8 +14,6 @@ import platformdirs
 import torch
 from tqdm.auto import tqdm
 
-import wslib
-
 
 def sweep(
     measure: Callable[..., Any],
@@ -77,7 +75,7 @@ def _point(measure: Callable[..., Any], point: dict[str, Any], folder: Path | No
 def fingerprint(measure: Callable[..., Any]) -> str:
     """Return a hash of the source of ``measure``, of what it refers to, of wslib, and of torch's version."""
     digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(Path(wslib.__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     _add_source(measure, digest, set())
     return digest.hexdigest()
