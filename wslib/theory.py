@@ -372,7 +372,7 @@ def raf_common_lower(c: np.ndarray, n: int, d: int, delta: float, kappa: float, 
 
     For n < d it is :math:`\sqrt{(1-\alpha^2)|J|/n}\,/(1+\zeta)`, else
     :math:`\sqrt{|J|/n}\,(\sqrt{1-\alpha^2}-3\sqrt{2\zeta})`, where ζ is 2(n - 1)κ/δ times the mean over J of
-    :math:`e^{h(1-c_j^2)-\alpha c_j\rho_0\sqrt d}` with :math:`\rho_0^2=1-2\sqrt{\log(2/\delta)/d}` and h = α²/2 for n < d;
+    :math:`e^{h(1-c_j^2)-\alpha c_j\rho_0\sqrt d}`, :math:`\rho_0^2=1-2\sqrt{\log(2/\delta)/d}`, and h = α²/2 for n < d;
     else h = 1/2 and 2/(d - 1) is added to the exponent. It fails with probability at most δ. Each c_j must be at least
     1/(2 ρ_0 √d); kappa and alpha as in :func:`raf_lower`. Zero where the bound is void.
     Theorem thm-raf-common (chapter on random attention).
@@ -405,3 +405,26 @@ def raf_gates_upper(n: int, d: int, w: float, own: float, delta: float) -> float
     mean = b * (np.exp(eta * math.sqrt(d) + r**2 / 2) + math.exp(own**2 / 2))
     total = ((np.exp(theta) - 1) * mean + d * np.log(1 + 2 * r / eta) + 2 * math.log(3 / delta)) / theta
     return 1 + float(total.min())
+
+
+# --- ReLU attention ------------------------------------------------------------------------------------------------
+
+
+def relu_upper(n: int, d: int, delta: float) -> float:
+    r"""Return an upper bound on the sensitivity of ReLU attention to one word of an isotropic text.
+
+    :math:`\frac{n}{\nu\sqrt{n-1}}\sqrt{(4dq/\nu)^2+9d}`, :math:`\nu=(n-2)(1/\sqrt{2\pi}-\sqrt{\log(4n/\delta)/(n-2)})`
+    and q the proof's bound on the operator norm of the normalized queries. It fails with probability at
+    most δ over W and X; infinite where it is void. It tends to 3√(2π)·√(d/n) as d and n/d grow.
+    Theorem thm-relu-rate (chapter on softmax and ReLU).
+    """
+    if n < 3:
+        return math.inf
+    shorter = 1 - 2 * math.sqrt(math.log(8 * n / delta) / d)
+    nu = (n - 2) * (1 / math.sqrt(2 * math.pi) - math.sqrt(math.log(4 * n / delta) / (n - 2)))
+    if shorter <= 0 or nu <= 0:
+        return math.inf
+    t = math.sqrt(2 * math.log(4 / delta))
+    words = (math.sqrt(n) + math.sqrt(d) + t) / math.sqrt(shorter)
+    queries = (math.sqrt(n) + words * (1 + t / math.sqrt(d))) / math.sqrt(d * shorter)
+    return n / (nu * math.sqrt(n - 1)) * math.hypot(4 * d * queries / nu, 3 * math.sqrt(d))
