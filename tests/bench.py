@@ -132,8 +132,8 @@ def page(rows, costs):
     yield (
         f"Measured on {date.today():%d %B %Y} on {os.cpu_count()} cores ({processor}), Python "
         f"{platform.python_version()}, torch {torch.__version__}, by `make bench`. This page is the one place of the "
-        "book whose numbers the build does not compute: it would have to time itself. Every row comes from a process of its own, and the "
-        "times are medians of three where a run is short.\n"
+        "book whose numbers the build does not compute: it would have to time itself. Every row comes from a process "
+        "of its own, and the times are medians of three where a run is short.\n"
     )
     yield "## The search beside a plain one\n"
     yield (
