@@ -5,6 +5,7 @@ the whole cache goes when the library, the requirements or the choice of model a
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import platform
@@ -32,15 +33,20 @@ def cache_key(root):
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
 def open_cache(path, key):
-    """Open the cache of executed notebooks, emptied if it was filled under another key."""
+    """Open the cache of executed notebooks, emptied if it was filled under another key; close its database again."""
     stamp = path / "book_key.txt"
     if path.exists() and (not stamp.exists() or stamp.read_text() != key):
         logger.info("The library, the requirements or the settings have changed: every notebook runs again")
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
     stamp.write_text(key)
-    return get_cache(str(path))
+    cache = get_cache(str(path))
+    try:
+        yield cache
+    finally:
+        cache.db.dispose()
 
 
 async def run_all(pending, cache, timeout):
@@ -84,19 +90,19 @@ def run_notebooks(app):
         return
     root = Path(app.srcdir)
     folder = Path(app.config.nb_execution_cache_path or root / "_build" / ".jupyter_cache")
-    cache = open_cache(folder, cache_key(root))
     pending = {}
-    for docname in sorted(app.config.external_site_map):
-        path = root / f"{docname}.ipynb"
-        if path.exists():
-            notebook = nbformat.read(path, 4)
-            try:
-                cache.match_cache_notebook(notebook)
-            except KeyError:
-                pending[path] = notebook
-    if pending and (failures := asyncio.run(run_all(pending, cache, app.config.nb_execution_timeout))):
-        # Not an exception of Sphinx: Jupyter Book would bury the cell's traceback under its own.
-        raise SystemExit("\n".join(failures))
+    with open_cache(folder, cache_key(root)) as cache:
+        for docname in sorted(app.config.external_site_map):
+            path = root / f"{docname}.ipynb"
+            if path.exists():
+                notebook = nbformat.read(path, 4)
+                try:
+                    cache.match_cache_notebook(notebook)
+                except KeyError:
+                    pending[path] = notebook
+        if pending and (failures := asyncio.run(run_all(pending, cache, app.config.nb_execution_timeout))):
+            # Not an exception of Sphinx: Jupyter Book would bury the cell's traceback under its own.
+            raise SystemExit("\n".join(failures))
 
 
 def setup(app):
