@@ -128,7 +128,7 @@ def rf_upper(n: int, d: int, k: int, delta: float, activation: str = "relu") -> 
 def rf_pair(n: int, activation: str = "relu") -> tuple[float, float]:
     r"""Return the bracket of n·E(ϕ(g') − ϕ(g))² for a pair of correlation 1 − 1/(2n): (Var ϕ(g), E ϕ'(g)²).
 
-    Lemma lem-pair (chapter on random features). For relu the exact value is ``2 n (1 - kappa1(1 - 1/(2n))) / 2``.
+    Lemma lem-pair (chapter on random features). For relu the exact value is n (1 − κ₁(1 − 1/(2n))).
     """
     _, slope, variance, _ = activation_moments(activation)
     return variance, slope
@@ -142,7 +142,7 @@ def rf_lower(n: int, k: int, delta: float, activation: str = "relu") -> float:
     Theorem thm-rf-lower (chapter on random features).
     """
     second, _, variance, lipschitz = activation_moments(activation)
-    a = n * (1 - kappa1(1 - 1 / (2 * n))) if activation == "relu" else variance
+    a = n * float(decorrelate(1 / (2 * n))) if activation == "relu" else variance
     log = math.log(2 / delta)
     top = math.sqrt(max(0.0, a - lipschitz**2 * math.sqrt(6 * log / k)))
     return top / (math.sqrt(second) + lipschitz * math.sqrt(2 * log / k)) / math.sqrt(n)

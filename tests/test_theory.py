@@ -1,0 +1,262 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from wslib import features, theory
+
+
+def gaussian(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_allowed_failures_is_the_smallest_count_within_the_risk():
+    for draws, p in ((20, 0.1), (1000, 0.37), (50, 1.0)):
+        allowed = theory.allowed_failures(draws, p)
+        assert stats.binom.sf(allowed, draws, p) <= 1e-6
+        assert allowed == 0 or stats.binom.sf(allowed - 1, draws, p) > 1e-6
+
+
+# --- Tools
+
+
+@pytest.mark.parametrize("d", [1, 10, 768])
+def test_chi2_interval_holds_for_the_exact_law(d):
+    for t in np.linspace(0, 20, 41):
+        low, high = theory.chi2_interval(d, t)
+        assert stats.chi2.cdf(low, d) <= math.exp(-t)
+        assert stats.chi2.sf(high, d) <= math.exp(-t)
+
+
+def test_chi2_interval_by_hand():
+    assert theory.chi2_interval(4, 1) == (0, 10)
+
+
+def test_gaussian_max_by_hand_and_against_the_exact_law():
+    assert theory.gaussian_max(1, math.exp(-2)) == pytest.approx(2)
+    for count in (1, 10, 10_000):
+        bound = theory.gaussian_max(count, 0.05)
+        assert 1 - (1 - 2 * stats.norm.sf(bound)) ** count <= 0.05
+
+
+def test_operator_norm_lies_between_its_bounds():
+    assert theory.operator_norm_upper(9, 4, 1) == 6
+    assert theory.operator_norm_lower(9, 4, 0, m=2) == pytest.approx(math.sqrt(0.5) * (math.sqrt(8) + math.sqrt(2)))
+    assert theory.operator_norm_lower(90, 40) == max(theory.operator_norm_lower(90, 40, 0, m) for m in range(2, 41))
+    norms = torch.linalg.matrix_norm(gaussian(100, 90, 40, seed=0), ord=2)
+    # Each bound at t = 3 fails in one draw with probability at most 0.012.
+    assert (norms > theory.operator_norm_upper(90, 40, 3)).sum() <= theory.allowed_failures(100, math.exp(-4.5))
+    assert (norms < theory.operator_norm_lower(90, 40, 3)).sum() <= theory.allowed_failures(100, math.exp(-4.5))
+    assert theory.operator_norm_lower(90, 40) < norms.mean() < theory.operator_norm_upper(90, 40)
+
+
+def test_operator_norm_bounds_meet_for_large_matrices():
+    assert theory.operator_norm_lower(10**6, 10**6) > 0.99 * theory.operator_norm_upper(10**6, 10**6)
+
+
+def test_bernstein_holds_for_exponential_variables():
+    assert theory.bernstein(8, 1, v=4, b=2) == 1.25
+    # E Y^m = m! for the exponential law, so v = 2 and b = 1; the mean of k has a gamma law.
+    for k in (1, 20):
+        for x in (0.1, 1, 5):
+            assert stats.gamma.sf(k * (1 + theory.bernstein(k, x, v=2, b=1)), k) <= math.exp(-x)
+
+
+# --- Random features
+
+
+def test_gaussian_mean_with_and_without_a_kink():
+    assert theory.gaussian_mean(lambda x: x**4) == pytest.approx(3, rel=1e-10)
+    assert theory.gaussian_mean(abs) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-10)
+    assert theory.gaussian_mean(lambda x: float(x > 0)) == pytest.approx(0.5, rel=1e-10)
+
+
+def test_activations_are_those_of_the_library():
+    assert set(theory.ACTIVATIONS) == set(features.ACTIVATIONS)
+    u = gaussian(1000, seed=1).requires_grad_()
+    for name, (f, slope, lipschitz) in theory.ACTIVATIONS.items():
+        known, constant = features.ACTIVATIONS[name]
+        value = known(u)
+        (gradient,) = torch.autograd.grad(value.sum(), u)
+        x = u.detach().numpy()
+        np.testing.assert_allclose(f(x), value.detach(), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(slope(x), gradient, rtol=1e-12, atol=1e-14)
+        assert np.abs(slope(np.linspace(-8, 8, 10_001))).max() <= lipschitz + 1e-12
+        assert lipschitz <= constant + 1e-12  # the library rounds up
+
+
+def test_activation_moments_by_hand():
+    assert theory.activation_moments("relu") == pytest.approx((0.5, 0.5, 0.5 - 1 / (2 * math.pi), 1))
+    assert theory.activation_moments("abs") == pytest.approx((1, 1, 1 - 2 / math.pi, 1))
+    assert theory.activation_moments("identity") == pytest.approx((1, 1, 1, 1))
+    second, slope, variance, _ = theory.activation_moments("gelu")
+    assert variance <= slope  # Poincaré
+    assert second == pytest.approx(
+        float(np.mean(theory.ACTIVATIONS["gelu"][0](gaussian(10**6, seed=2).numpy()) ** 2)), rel=0.01
+    )
+
+
+def test_feature_norm_lower_bounds_drawn_features():
+    norms = gaussian(2000, 100, seed=3).relu().norm(dim=1)
+    bound = theory.feature_norm_lower(100, 0.5, 1, 0.1)
+    assert bound == pytest.approx(7 - math.sqrt(2 * math.log(10)))
+    assert (norms < bound).sum() <= theory.allowed_failures(2000, 0.1)
+
+
+def test_bounds_on_random_features_by_hand_and_in_order():
+    n, d, k, delta = 50, 16, 202, 0.5
+    by_hand = (math.sqrt(202) + 4 + math.sqrt(2 * math.log(200))) / (10 - math.sqrt(2 * math.log(4))) / math.sqrt(50)
+    assert theory.rf_upper(n, d, k, delta) == pytest.approx(by_hand)
+    for n in (10, 100, 1000):
+        for d in (32, 768):
+            bounds = [theory.rf_lower(n, n * d, 0.1), theory.rf_constant(1 / n, n) / n**0.5]
+            bounds += [theory.rf_sharp_upper(n, d, n * d, 0.1), theory.rf_upper(n, d, n * d, 0.1)]
+            assert bounds[:3] == sorted(bounds[:3])
+            assert bounds[1] < bounds[3]
+    assert math.isinf(theory.rf_upper(10, 4, 5, 0.1))
+    assert math.isinf(theory.rf_sharp_upper(10, 4, 5, 0.1))
+    assert theory.rf_lower(10, 5, 0.1) == 0
+
+
+def test_bounds_on_random_features_tend_to_the_sharp_constant():
+    n, d = 10**8, 768
+    assert theory.rf_lower(n, n * d, 0.1) * n**0.5 == pytest.approx(1, abs=1e-3)
+    assert theory.rf_sharp_upper(n, d, n * d, 0.1) * n**0.5 == pytest.approx(1, abs=1e-3)
+    # k = 2 d, so that 1 + sqrt(2 d/k) = 2
+    assert theory.rf_sharp_upper(n, 10**9, 2 * 10**9, 0.1) * n**0.5 == pytest.approx(2, abs=2e-3)
+    assert theory.rf_constant(0.5) == 2
+
+
+def test_rf_pair_brackets_the_relu_value():
+    for n in (1, 7, 1000):
+        low, high = theory.rf_pair(n)
+        assert low < n * (1 - theory.kappa1(1 - 1 / (2 * n))) < high
+
+
+def test_weighted_edge_in_special_cases_and_against_drawn_matrices():
+    assert theory.weighted_edge(np.ones(5), 0.3) == pytest.approx((1 + math.sqrt(0.3)) ** 2, rel=1e-6)
+    assert theory.weighted_edge(np.array([0.0, 1.0]), 0.3) == pytest.approx((1 + math.sqrt(0.6)) ** 2 / 2, rel=1e-6)
+    assert theory.weighted_edge(np.array([1.0, 3.0]), 0) == 2
+    u, G = gaussian(4000, seed=4), gaussian(4000, 400, seed=5)
+    t = (1 - torch.tanh(u) ** 2) ** 2
+    drawn = torch.linalg.eigvalsh(G.T @ (t[:, None] * G) / 4000)[-1]
+    # The edge fluctuates by d^(-2/3) = 2 % of the width of the spectrum.
+    assert theory.weighted_edge(t.numpy(), 0.1) == pytest.approx(float(drawn), rel=0.03)
+
+
+def test_rf_constant_general_agrees_with_relu_and_identity():
+    assert theory.rf_constant_general(0.08, "relu") == pytest.approx((1, theory.rf_constant(0.08)), rel=1e-4)
+    assert theory.rf_constant_general(0.09, "identity") == pytest.approx((1, 1.3), rel=1e-6)
+
+
+def test_kernels_by_hand_and_by_sampling():
+    assert theory.kappa0(np.array([-1, 0, 1])) == pytest.approx([0, 0.5, 1])
+    assert theory.kappa1(np.array([-1, 0, 1])) == pytest.approx([0, 1 / math.pi, 1], abs=1e-15)
+    g, z = gaussian(2, 10**6, seed=6)
+    for c in (-0.5, 0.6):
+        other = c * g + math.sqrt(1 - c**2) * z
+        # Standard deviations below sqrt(6/1e6) and 1/1e3; five of them are exceeded with probability 6e-7.
+        assert abs(2 * float((g.relu() * other.relu()).mean()) - theory.kappa1(c)) < 5 * math.sqrt(6e-6)
+        assert abs(2 * float(((g > 0) & (other > 0)).double().mean()) - theory.kappa0(c)) < 5e-3
+    c = np.linspace(-0.99, 0.99, 101)
+    difference = (theory.kappa1(c + 1e-5) - theory.kappa1(c - 1e-5)) / 2e-5
+    np.testing.assert_allclose(difference, theory.kappa0(c), atol=1e-8)
+
+
+def test_decorrelate_is_one_minus_kappa1_without_cancellation():
+    z = np.linspace(0, 2, 201)
+    np.testing.assert_allclose(theory.decorrelate(z), 1 - theory.kappa1(1 - z), atol=1e-15)
+    # At the seam of its two branches (theta = 0.1) and far below it, in relative terms.
+    seam = 1 - math.cos(0.1)
+    assert theory.decorrelate(seam * (1 - 1e-9)) == pytest.approx(float(theory.decorrelate(seam)), rel=2e-9)
+    tiny = 1e-12
+    assert (tiny - theory.decorrelate(tiny)) / tiny**1.5 == pytest.approx(2 * math.sqrt(2) / (3 * math.pi), rel=1e-3)
+
+
+# --- Deep random features
+
+
+def test_composed_bound_by_hand_and_in_depth():
+    # k = 202: sqrt(k/2 - 1) = 10; n + 2L - 1 = 4 and delta = 4 e^{-1/2} make t = 1.
+    by_hand = (math.sqrt(202) + 3 + 1) * (2 * math.sqrt(202) + 1) / 9**2
+    assert theory.drf_composed(1, 9, 2, 202, 4 * math.exp(-0.5)) == pytest.approx(by_hand)
+    n, d = 10**6, 768
+    growth = theory.drf_composed(n, d, 5, n * d, 0.1) / theory.drf_composed(n, d, 4, n * d, 0.1)
+    assert growth == pytest.approx(2 * math.sqrt(2), rel=1e-2)
+    assert math.isinf(theory.drf_composed(10, 4, 2, 4, 0.1))
+
+
+def test_deep_distance_iterates_the_kernel():
+    assert theory.deep_distance(0.3, 0) == 0.3
+    twice = 1 - theory.kappa1(theory.kappa1(0.7))
+    assert theory.deep_distance(0.3, 2) == pytest.approx(float(twice))
+    assert theory.drf_fixed(50, 0) == pytest.approx(1)
+
+
+def test_fixed_edit_lies_in_its_bracket_and_follows_a_drawn_pair():
+    for n in (1, 20, 10**4):
+        for depth in (1, 3, 30):
+            low, high = theory.drf_fixed_bracket(n, depth)
+            assert low <= theory.drf_fixed(n, depth) <= high
+    n, k = 20, 10**6
+    z = 1 / (2 * n)
+    for layer in range(3):
+        g, fresh = gaussian(2, k, seed=10 + layer)
+        other = (1 - z) * g + math.sqrt(1 - (1 - z) ** 2) * fresh
+        h, moved = g.relu(), other.relu()
+        z = float((moved / moved.norm() - h / h.norm()).square().sum()) / 2
+    # Each layer errs by sqrt(10/k) = 0.3 % in z.
+    assert z == pytest.approx(float(theory.deep_distance(1 / (2 * n), 3)), rel=5 * math.sqrt(30 / k))
+
+
+def test_chained_bound_tends_to_one_and_bounds_a_fixed_edit():
+    assert theory.drf_chained(10**8, 768, 8, 768 * 10**8, 0.1) * 1e4 == pytest.approx(1, abs=0.01)
+    for depth in (1, 4):
+        n, d = 1000, 64
+        assert theory.drf_chained(n, d, depth, n * d, 0.1) * n**0.5 > theory.drf_fixed(n, depth)
+    best = theory.drf_chained(1000, 64, 4, 64_000, 0.1)
+    assert best == min(theory.drf_chained(1000, 64, 4, 64_000, 0.1, levels) for levels in range(30))
+    assert math.isinf(theory.drf_chained(10, 4, 2, 4, 0.1))
+
+
+def test_product_edge_in_special_cases():
+    assert theory.product_edge(1, 0.3) == pytest.approx((1 + math.sqrt(0.3)) ** 2)
+    for depth in (1, 2, 5):  # all factors square: the edge of the Fuss-Catalan law
+        assert theory.product_edge(depth, 1) == pytest.approx((depth + 1) ** (depth + 1) / depth**depth)
+    assert theory.product_edge(4, 0) == 1
+    assert math.sqrt(theory.product_edge(4, 1e-8)) == pytest.approx(1 + math.sqrt(4e-8), abs=1e-7)
+    z = np.linspace(1e-3, 3, 100_000)
+    assert theory.product_edge(3, 0.2) == pytest.approx(np.min((0.2 + z) * (1 + z) ** 3 / z), rel=1e-8)
+
+
+def test_product_edge_and_profile_of_drawn_matrices():
+    m, d, depth = 1000, 100, 3
+    J, path = torch.eye(m, d, dtype=torch.float64), []
+    for layer in range(depth):
+        G = gaussian(m, d if layer == 0 else m, seed=20 + layer) / math.sqrt(m)
+        J = G if layer == 0 else G @ J
+        path.append(J)
+    values, vectors = torch.linalg.eigh(J.T @ J)
+    # Edges at d = 100 deviate by d^(-2/3) = 5 %.
+    assert theory.product_edge(depth, d / m) == pytest.approx(float(values[-1]), rel=0.06)
+    drawn = [1.0] + [float((step @ vectors[:, -1]).square().sum()) for step in path]
+    profile = theory.product_profile(depth, d / m)
+    np.testing.assert_allclose(profile, drawn, rtol=0.1)
+    assert profile[0] == 1
+    assert profile[-1] == pytest.approx(theory.product_edge(depth, d / m))
+    np.testing.assert_array_equal(theory.product_profile(3, 0), np.ones(4))
+
+
+def test_deep_prediction_agrees_with_one_layer_and_with_a_fixed_edit():
+    for n, ratio in ((20, 0.05), (1000, 0.3)):
+        # 1/(1 + x) against 1 - x at x = 1/(3 pi sqrt n)
+        x = 1 / (3 * math.pi * math.sqrt(n))
+        one = theory.rf_constant(ratio, n)
+        assert theory.drf_constant(n, 1, ratio) == pytest.approx(one, rel=2 * x**2)
+    assert theory.drf_constant(1000, 4, 0) == pytest.approx(theory.drf_fixed(1000, 4), rel=1e-3)
+
+
+def test_pair_tolerance_by_hand():
+    assert theory.pair_tolerance(100, 4) == pytest.approx(8 * (0.2 + 0.04))
