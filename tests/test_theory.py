@@ -260,3 +260,117 @@ def test_deep_prediction_agrees_with_one_layer_and_with_a_fixed_edit():
 
 def test_pair_tolerance_by_hand():
     assert theory.pair_tolerance(100, 4) == pytest.approx(8 * (0.2 + 0.04))
+
+
+# --- Random attention
+
+
+def test_raf_lower_by_hand():
+    # n = 2, d so large that every gate is open: sqrt((1 - 1/4) / 16).
+    assert theory.raf_lower(2, 10**8, 0.5, alpha=0.5) == pytest.approx(math.sqrt(0.75 / 16), rel=1e-3)
+    n, d, delta, kappa, alpha = 5, 400, 0.2, 3.0, 0.7
+    shorter = d - 2 * math.sqrt(d * math.log(8 / 0.2))
+    tau = 0.7 * math.sqrt(shorter / 28)
+    by_hand = math.sqrt(0.51 * 4 / 40) / (1 + 16 * 4 * 3.0 / 0.2 * math.exp(-tau))
+    assert theory.raf_lower(n, d, delta, kappa, alpha) == pytest.approx(by_hand)
+    assert theory.raf_lower(n, d, delta, kappa) >= by_hand
+
+
+def test_raf_lower_is_void_or_refused_where_it_must_be():
+    assert theory.raf_lower(4, 8, 0.5) == 0.0
+    with pytest.raises(ValueError, match="n must satisfy 2 <= n <= d = 4, got 5"):
+        theory.raf_lower(5, 4, 0.5)
+
+
+@pytest.mark.parametrize(("n", "delta", "epsilon"), [(2, 0.5, 0.5), (10, 0.1, 0.3), (1000, 0.01, 0.01)])
+def test_enough_dimensions_give_order_one(n, delta, epsilon):
+    d = math.ceil(theory.raf_enough(n, delta, epsilon))
+    assert theory.raf_lower(n, d, delta, alpha=0.5) >= math.sqrt(3 * (n - 1) / (32 * n)) / (1 + epsilon)
+
+
+def shared_direction(n=6, d=48, draws=4000):
+    """One text, its cosines with its mean, and the mean over W of sum_j R_j exp(-t_j) on the event of the proof."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(n, d, generator=generator, dtype=torch.float64) + 0.8
+    X = X * math.sqrt(d) / X.norm(dim=1, keepdim=True)
+    mu = X.mean(0) / X.mean(0).norm()
+    W = torch.randn(draws, d, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
+    w = mu @ W
+    shift = torch.einsum("tnd,td->tn", X[1:] @ W, w / w.norm(dim=1, keepdim=True))
+    handicap = ((X[1:] @ W) @ (X[1:] - X[0]).T / math.sqrt(d)).exp().sum(2)
+    return X, (X @ mu / math.sqrt(d))[1:].numpy(), handicap, shift, w.norm(dim=1)
+
+
+def test_raf_common_lower_bounds_the_mean_of_its_proof_closely():
+    X, c, handicap, shift, rho = shared_direction()
+    n, d, delta, alpha = *X.shape, 0.5, 0.6
+    kappa = float((1 - X[1:] @ X[0] / d).exp().mean())
+    bound = theory.raf_common_lower(c, n, d, delta, kappa, alpha)
+    zeta = math.sqrt((1 - alpha**2) * len(c) / n) / bound - 1
+    least = math.sqrt(1 - 2 * math.sqrt(math.log(2 / delta) / d))
+    mean = float(((handicap * (-alpha * shift).exp()).mean(1) * (rho >= least)).mean())
+    # Markov's inequality at delta / 2: zeta is the bound on this mean, over delta / 2.
+    assert 0.2 < mean / (zeta * delta / 2) < 1
+
+
+def test_raf_common_lower_at_its_ends():
+    c = np.full(9, 1.0)
+    assert theory.raf_common_lower(c, 10, 10**6, 0.5, 1.0, 0.6) == pytest.approx(math.sqrt(0.64 * 0.9), rel=1e-6)
+    assert theory.raf_common_lower(c, 10**4, 10**4, 0.5, 1.0, 0.6) == pytest.approx(math.sqrt(0.64 * 9e-4), rel=1e-3)
+    assert theory.raf_common_lower(np.full(9, 0.3), 40, 40, 0.5, 1.0) == 0.0
+    assert theory.raf_common_lower(c, 10, 2, 0.1, 1.0) == 0.0
+    with pytest.raises(ValueError, match=r"c must be at least 0\.0\d+, got 0\.01"):
+        theory.raf_common_lower(np.array([0.5, 0.01]), 10, 400, 0.5, 1.0)
+
+
+def test_raf_gates_upper_holds_over_drawn_texts_and_edits():
+    n, d, delta, draws = 200, 8, 0.2, 30
+    generator = torch.Generator().manual_seed(1)
+    W = torch.randn(d, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
+    own = torch.zeros(d, dtype=torch.float64)
+    own[0] = math.sqrt(d)
+    w, failures = float(torch.linalg.matrix_norm(W, 2)), 0
+    bound = theory.raf_gates_upper(n, d, w, float((W @ own).norm()) / math.sqrt(d), delta)
+    for _ in range(draws):
+        X = torch.randn(n - 1, d, generator=generator, dtype=torch.float64)
+        X = X * math.sqrt(d) / X.norm(dim=1, keepdim=True)
+        D = torch.randn(200, d, generator=generator, dtype=torch.float64)
+        D = torch.cat([D, X @ W, torch.linalg.svd(W)[2]])  # random edits, at single rows, and along singular vectors
+        new = own + D * math.sqrt(d) / D.norm(dim=1, keepdim=True)
+        rest = (X @ W @ X.T / math.sqrt(d)).logsumexp(1)
+        gates = torch.sigmoid(torch.cat([own[None], new]) @ (X @ W).T / math.sqrt(d) - rest).sum(1)
+        failures += bool(1 + gates[0] + gates[1:].max() > bound)
+    # Refuted by more failures than a share delta allows, but for a probability of 1e-6.
+    assert failures <= theory.allowed_failures(draws, delta)
+
+
+def test_raf_gates_upper_without_scores_and_with_many_words():
+    # W = 0: every gate is 1/n, so that 1 + sum (p + p') = 3 - 2/n.
+    assert theory.raf_gates_upper(100, 4, 0.0, 0.0, 0.5) >= 3 - 2 / 100
+    values = [theory.raf_gates_upper(n, 4, 1.0, 1.0, 0.5) for n in (10, 1000, 10**6, 10**12)]
+    assert values == sorted(values, reverse=True)
+    assert values[2] == pytest.approx(values[3], rel=0.02)  # bounded as n grows: only b depends on n
+
+
+def test_relu_upper_limit_and_void():
+    assert theory.relu_upper(10**9, 10**6, 0.5) / math.sqrt(1e-3) == pytest.approx(3 * math.sqrt(2 * math.pi), rel=0.02)
+    assert theory.relu_upper(1000, 10, 0.5) == math.inf
+    assert theory.relu_upper(10, 1000, 0.5) == math.inf
+    assert theory.relu_upper(2, 1000, 0.5) == math.inf
+
+
+def test_relu_upper_holds_for_drawn_texts():
+    n, d, delta, draws, failures = 400, 128, 0.5, 6, 0
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(draws):
+        X = torch.randn(n, d, generator=generator, dtype=torch.float64)
+        X = X * math.sqrt(d) / X.norm(dim=1, keepdim=True)
+        W = torch.randn(d, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
+        features = []
+        for word in [X[0], 0 * X[0], X[0] + X[1]]:  # no edit, the word removed, another word added to it
+            edited = torch.cat([word[None], X[1:]])
+            A = torch.relu(edited @ W @ edited.T)
+            features.append(A @ edited / A.sum(1, keepdim=True).clamp_min(1e-300))
+        moved = max((f - features[0]).norm() for f in features[1:])
+        failures += bool(moved / features[0].norm() > theory.relu_upper(n, d, delta))
+    assert failures <= theory.allowed_failures(draws, delta, risk=0.02)
