@@ -1,6 +1,6 @@
 """Certified upper bounds on what replacing one word can do to the features of an attention layer.
 
-The proof, statement by statement, is the chapter on certified bounds; (P1) … (P6) below name its statements.
+The proof, statement by statement, is the chapter on certified bounds; (P1) … (P7) below name its statements.
 Everything is in units of √d: rows x_k have norm 1, e = Δ/√d ranges over the unit ball, squares are divided by d.
 """
 
@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
 
 from wslib.features import Attention
 
 #: The scores with a certificate: rows divided by their sum, gates that grow with the score.
 CERTIFIED = ("softmax", "relu", "sigmoid")
-#: Relative to the sizes of all terms added: a hundredfold of (n + d) * 2^-53 at n + d = 10^5.
+#: Relative to the sizes of all terms added: a hundredfold of (n + d) * 2^-53 at n + d = 10^5 (P7).
 ROUNDING = 1e-9
 
 
@@ -26,7 +27,7 @@ class Word(NamedTuple):
     others: Tensor  # (N, d) the other words
     m: Tensor  # (N, d) outputs without word i
     p: Tensor  # (N,) gates before the edit
-    Z: Tensor  # (N,) normalisers without word i; for softmax they are in alpha
+    Z: Tensor  # (N,) normalisers without word i, for softmax and sigmoid their logarithms
     Q: Tensor  # (N, d) score of row j is alpha_j + <q_j, e>
     alpha: Tensor  # (N,)
     own: Tensor  # (d,) output of row i
@@ -76,17 +77,22 @@ def one_word(S: Tensor, Q: Tensor, X: Tensor, i: int, score: str) -> Word:
     """Return the leave-one-out state of word i; S (n, n) are the scores, Q (n, d) their slopes in Δ/√d."""
     n, d = X.shape
     keep = torch.arange(n, device=X.device) != i
-    tiny = torch.finfo(S.dtype).tiny
-    if score == "softmax":  # p = sigmoid(s_ji - log Z_j), Z_j the sum over the other words
-        logZ, F = S[keep][:, keep].logsumexp(1), (S - S.amax(1, keepdim=True)).exp()
-        alpha, m, Z = S[keep, i] - logZ, S[keep][:, keep].softmax(1) @ X[keep], logZ
-    else:
-        F = S.relu() if score == "relu" else S.sigmoid()
-        Z, alpha = F[keep][:, keep].sum(1), S[keep, i]
-        m = F[keep][:, keep] @ X[keep] / Z[:, None].clamp_min(tiny)
-    A = F / F.sum(1, keepdim=True).clamp_min(tiny)
+    alpha = S[keep, i]
+    if score == "relu":
+        a = S.relu()
+        A, Z = a / positive(a.sum(1, keepdim=True)), a[keep][:, keep].sum(1)
+        m = a[keep][:, keep] @ X[keep] / positive(Z)[:, None]
+    else:  # p = sigmoid(log a(s_ji) - log Z_j): a sigmoid that underflows still has a logarithm
+        log_a = S if score == "softmax" else logsigmoid(S)
+        A, Z, m = log_a.softmax(1), log_a[keep][:, keep].logsumexp(1), log_a[keep][:, keep].softmax(1) @ X[keep]
+        alpha = alpha - Z if score == "softmax" else alpha
     r = math.sqrt(d)
     return Word(score, X[i] / r, X[keep] / r, m / r, A[keep, i], Z, Q[keep], alpha, A[i] @ X / r)
+
+
+def positive(total):
+    """Replace zeros by ones, to divide zeros by them."""
+    return torch.where(total > 0, total, 1.0)
 
 
 def gate(word, u):
@@ -94,18 +100,18 @@ def gate(word, u):
     if word.score == "softmax":
         return u.sigmoid()
     if word.score == "sigmoid":
-        return (torch.nn.functional.logsigmoid(u) - word.Z[:, None].log()).sigmoid()
+        return (logsigmoid(u) - word.Z[:, None]).sigmoid()
     s = u.relu()
     return torch.where(s > 0, s / (word.Z[:, None] + s), 0.0)
 
 
 def gate_slopes(word, u):
-    """(P4) Bounds on |dp/du| and |d2p/du2| inside each cell of the nodes u (G,): two (N, G - 1)."""
+    """(P4) Bounds on |dp/du|, |d2p/du2| inside each cell of the nodes u (G,), (N, G - 1) each; not finite at a jump."""
+    if word.score == "relu":  # 0 is a node: a cell lies on one side of the kink, and p' = Z/(Z + u)^2 falls in u
+        Z, left, on = word.Z[:, None], u[:-1].clamp_min(0), u[1:] > 0
+        return torch.where(on, Z / (Z + left) ** 2, 0.0), torch.where(on, 2 * Z / (Z + left) ** 3, 0.0)
     p = gate(word, u).expand(len(word.p), -1)
     a, b = p[:, :-1], p[:, 1:]
-    if word.score == "relu":  # 0 is a node, so that a cell lies on one side of the kink
-        Z, on = word.Z[:, None].clamp_min(torch.finfo(u.dtype).tiny), u[1:] > 0
-        return torch.where(on, (1 - a) ** 2 / Z, 0.0), torch.where(on, 2 * (1 - a) ** 3 / Z / Z, 0.0)
     steepest = torch.where((a < 0.5) & (b > 0.5), 0.25, torch.maximum(a * (1 - a), b * (1 - b)))
     return steepest, steepest
 
@@ -191,7 +197,11 @@ def certify(problem, B, C, lams, mus, fine=400):
     u = nodes(word, fine)
     width, p = u.diff(), gate(word, u).expand(len(word.p), -1)
     slope, bend = gate_slopes(word, u)
-    out = []
+    # (P7) what the coefficients of h_j and their sum are made of, before anything cancels, at the largest gate
+    mass = word.x @ word.x + 1 + (word.m**2).sum(1) + (word.m @ word.x).abs() + problem.y1[-1]
+    w = problem.w0.abs() + word.p * p[:, -1] + p[:, -1] ** 2
+    made = (problem.kappa * w**2 + mass * (4 * w + 2 * word.p**2)).sum()
+    reach, far, out = K.norm(dim=1), u.abs().max(), []
     ends = zip(problem.y0, problem.y1, problem.const, strict=True)
     for a, b, c, lam, mu, (y0, y1, const) in zip(quartics(problem), B, C, lams, mus, ends, strict=True):
         # constants of the parabolas: exact between the nodes up to the curvature, or to the variation of the gate
@@ -205,16 +215,17 @@ def certify(problem, B, C, lams, mus, fine=400):
         D = torch.cat([c, -mu[None]])
         M = lam * torch.eye(K.shape[1]).to(K) - K.T @ (D[:, None] * K)
         L, failed = torch.linalg.cholesky_ex(M)
-        linear = torch.cat([b + 2 * c * word.alpha, (problem.slope + mu * (y0 + y1))[None]]) @ K + problem.f
+        pull = torch.cat([b + 2 * c * word.alpha, (problem.slope + mu * (y0 + y1))[None]])
+        linear = pull @ K + problem.f
         e = torch.cholesky_solve(linear[:, None], L)[:, 0] / 2
         length = 1 + e.norm()
         single = torch.stack([-mu * y0 * y1, lam, linear @ e, -e @ M @ e, const])
         terms = torch.cat([b * word.alpha, c * word.alpha**2, single])
         total = A.sum() + terms.sum() + (linear - 2 * M @ e).norm() * length
-        sizes = h.abs().amax((0, 2)).sum() + psi.abs().amax(1).sum() + terms.abs().sum()
-        sizes = sizes + linear.norm() * length + M.abs().sum(0).max() * length**2
-        bad = (failed > 0) | (lam < 0) | (mu < 0) | total.isnan()
-        out.append(torch.where(bad, torch.inf, total + ROUNDING * sizes))
+        sizes = made + (b.abs() * far + c.abs() * far**2).sum() + terms.abs().sum()
+        sizes += (pull.abs() @ reach + problem.f.norm()) * length + (lam + D.abs() @ reach**2) * length**2
+        total = total + ROUNDING * sizes
+        out.append(torch.where((failed == 0) & (lam >= 0) & (mu >= 0) & total.isfinite(), total, torch.inf))
     return torch.stack(out)
 
 
@@ -244,7 +255,7 @@ def tighten(problem, floor, kinds=32, steps=12, coarse=48):
     scale = height.mean().clamp_min(1e-9)
     height = (height.mean(0) / scale).clamp_min(1e-3)
     kind = problem.seen.argsort().argsort() * min(kinds, N) // N
-    E = torch.nn.functional.one_hot(kind).to(K) * height[:, None]  # (N, kinds)
+    E = one_hot(kind).to(K) * height[:, None]  # (N, kinds)
     kinds, back = E.shape[1], E / (E * E).sum(0)
     rows = [K[:N][kind == g] * height[kind == g, None].sqrt() for g in range(kinds)]
     outer = torch.stack([part.T @ part for part in (*rows, K[N:])]).flatten(1)  # (kinds + 1, k * k)

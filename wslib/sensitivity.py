@@ -182,7 +182,7 @@ def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
     Projected gradient ascent with a step of its own for each start: twice as long after a gain, a quarter after a
     loss. Long steps end at √d ∇/‖∇‖, the Frank–Wolfe vertex, where the objective, which grows towards the boundary,
     usually has its maximum. Of more than eight starts the better third goes on after six steps; a word is done when
-    ten steps gain less than 1e-4 for each of its starts.
+    ten steps gain each of its starts less than 1e-4, or less than a third of what it lacks to the best.
     """
     radius = math.sqrt(delta.shape[-1])
 
@@ -209,7 +209,9 @@ def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
             value, length, last = (z.gather(1, keep) for z in (value, length, last))
             delta, slope = (z.gather(1, keep[..., None].expand(-1, -1, z.shape[-1])) for z in (delta, slope))
         if step % 10 == 0 or step == steps:
-            done = (value <= last * (1 + 1e-4)).all(dim=1) | (step == steps)
+            gain = value - last
+            behind = value + 3 * gain < value.amax(dim=1, keepdim=True)
+            done = ((gain <= 1e-4 * last) | behind).all(dim=1) | (step == steps)
             for w in done.nonzero()[:, 0].tolist():
                 ends[active[w]] = (delta[w], value[w])
             if done.all():
