@@ -255,7 +255,7 @@ def test_deep_prediction_agrees_with_one_layer_and_with_a_fixed_edit():
         x = 1 / (3 * math.pi * math.sqrt(n))
         one = theory.rf_constant(ratio, n)
         assert theory.drf_constant(n, 1, ratio) == pytest.approx(one, rel=2 * x**2)
-    assert theory.drf_constant(1000, 4, 0) == pytest.approx(theory.drf_fixed(1000, 4), rel=1e-3)
+    assert theory.drf_constant(1000, 4, 0) == pytest.approx(theory.drf_fixed_bracket(1000, 4)[1])
 
 
 def test_pair_tolerance_by_hand():

@@ -329,12 +329,12 @@ def product_profile(depth: int, ratio: float) -> np.ndarray:
 def drf_constant(n: float, depth: int, ratio: float) -> float:
     r"""Return the predicted sqrt(n)·S_DRF for all widths k, d/k = ``ratio``.
 
-    :math:`\sqrt\lambda\,\prod_{l=1}^{L}\left(1+\frac{\sqrt{a_{l-1}}}{3\pi\sqrt n}\right)^{-1}`: the edge of the
-    product of the masked layers (each keeps half the rows, so m = k/2) times what the flips of each layer cost.
+    :math:`\sqrt\lambda\,\big/\big(1+\frac{1}{3\pi\sqrt n}\sum_{l=1}^{L}\sqrt{a_{l-1}}\big)`: the edge of the product of
+    the masked layers (each keeps half the rows, so m = k/2) over what the flips of all layers cost. Conjecture
+    conj-drf-width (chapter on deep random features).
     """
     a = product_profile(depth, 2 * ratio)
-    flips = 1 + np.sqrt(a[:-1] / n) / (3 * math.pi)
-    return float(math.sqrt(a[-1]) / flips.prod())
+    return float(math.sqrt(a[-1]) / (1 + np.sqrt(a[:-1]).sum() / (3 * math.pi * math.sqrt(n))))
 
 
 # --- Random attention ----------------------------------------------------------------------------------------------
