@@ -110,6 +110,15 @@ def test_the_identity_has_sensitivity_one_over_root_n():
         assert math.isnan(found.upper_bound)
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_uniform_attention_by_hand(score):
+    # W = 0: every row is the mean of the words, so an edit moves each of the n rows by Delta / n.
+    n, d = 5, 4
+    X = context(n, d)
+    found = wslib.word_sensitivity(wslib.Attention(torch.zeros(d, d).double(), score=score), X, progress=False)
+    assert abs(found.value / (math.sqrt(n * d) / n / float(math.sqrt(n) * X.mean(0).norm())) - 1) < 1e-12
+
+
 def test_linear_random_features_by_hand():
     # phi(X) = V vec X: the sup over Delta is sqrt(d) times the largest singular value of V_i.
     n, d = 5, 7

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from wslib.bounds import attention_bounds
 from wslib.edits import AttentionEdit, Edit, RandomFeaturesEdit, edit
@@ -268,7 +268,8 @@ def _closing(A: Tensor, words: list[int], ridge: float) -> Tensor:
     −(M − a_i a_iᵀ)⁻¹ b, by the Sherman–Morrison formula from one factorisation for all words.
     """
     a = A[words]
-    M = A.T @ A + ridge * A.square().sum() / len(A) * torch.eye(A.shape[1]).to(A)
+    shift = (ridge * A.square().sum() / len(A)).clamp_min(torch.finfo(A.dtype).tiny)  # W may be zero
+    M = A.T @ A + shift * torch.eye(A.shape[1]).to(A)
     b = A.sum(0) - a
     Mb, Ma = torch.linalg.solve(M, torch.cat([b, a]).T).T.split(len(words))
     gain = (a * Mb).sum(1) / (1 - (a * Ma).sum(1))

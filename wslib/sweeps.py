@@ -12,7 +12,7 @@ import joblib
 import pandas as pd
 import platformdirs
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 
 def sweep(
