@@ -23,6 +23,9 @@ ifeq ($(MODEL)$(REVIEWS),packagedpackaged)
 export HF_HUB_OFFLINE = 1
 endif
 
+# Without ipywidgets a progress bar is text; tqdm need not say so at the head of every notebook.
+export PYTHONWARNINGS = ignore:IProgress not found
+
 # A build that failed leaves no site behind that looks finished.
 .DELETE_ON_ERROR:
 

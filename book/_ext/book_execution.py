@@ -28,8 +28,8 @@ def cache_key(root):
     digest = hashlib.sha256()
     for path in [*sorted(Path(root, "wslib").glob("*.py")), Path(root, "requirements.txt")]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    settings = [os.environ.get("WSLIB_MODEL", ""), os.environ.get("WSLIB_REVIEWS", ""), platform.python_version()]
-    digest.update("\0".join(settings).encode())
+    settings = [os.environ.get(name, "packaged") for name in ("WSLIB_MODEL", "WSLIB_REVIEWS")]
+    digest.update("\0".join([*settings, platform.python_version()]).encode())
     return digest.hexdigest()
 
 
