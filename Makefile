@@ -1,6 +1,7 @@
 # make book   the whole book: set up, run every notebook, build the site
 # make test   style, unit, book and browser tests (builds the book first where it is out of date)
 # make lab    the notebooks in JupyterLab
+# make bench  the engine's speed beside a plain search, into book/benchmarks.md (about a quarter of an hour)
 # make clean  remove everything that these made
 #
 # make book MODEL=google-bert/bert-base-uncased REVIEWS=stanfordnlp/imdb   the book on other words and reviews
@@ -29,7 +30,7 @@ export PYTHONWARNINGS = ignore:IProgress not found
 # A build that failed leaves no site behind that looks finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help book test lab clean FORCE
+.PHONY: help book test lab bench clean FORCE
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -57,6 +58,10 @@ test: $(SITE)
 
 lab: .venv/ready
 	$(BIN)/jupyter lab --notebook-dir=notebooks
+
+# Rewrites book/benchmarks.md: run it on a machine that does nothing else.
+bench: .venv/ready
+	$(BIN)/python tests/bench.py
 
 clean:
 	rm -rf .venv _build .pytest_cache .ruff_cache wslib.egg-info
