@@ -1,6 +1,6 @@
 """Word sensitivity of random features and attention layers.
 
-One way through: text → context → feature map → edit of one word → sensitivity and its bounds → sweep → figure.
+One way through: text → context → feature map → edit of one word → sensitivity → learning → figure.
 """
 
 from wslib.features import Attention, DeepRandomFeatures, PretrainedAttention, RandomAttention, RandomFeatures
