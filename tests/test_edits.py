@@ -108,7 +108,7 @@ def test_selected_words_are_the_same_words(phi):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients(score):
-    # Against central differences, whose error is of order h² = 1e-10 plus rounding 1e-16/h = 1e-11, times the curvature.
+    # Against central differences, whose error is of order h² = 1e-10 plus rounding 1e-16/h = 1e-11, times curvature.
     X, i, h = context(7, 5), 2, 1e-5
     e = edit(wslib.RandomAttention(5, score, seed=1), X, i)
     delta = trials(1, 1, 5).requires_grad_()

@@ -64,8 +64,8 @@ def test_no_point_of_a_fine_grid_beats_the_search(name, n, d, steps):
 @pytest.mark.parametrize("name", ["softmax", "relu", "RF", "DRF"])
 def test_a_different_optimiser_finds_no_more(name):
     # L-BFGS on the direction of Delta, from twelve random points. Smooth maps: 0.5 %, the spread of their best local
-    # maxima at this size. ReLU attention jumps where a row's last positive score vanishes, and its sup may lie at such a
-    # jump, which no gradient shows: a tenth.
+    # maxima at this size. ReLU attention jumps where a row's last positive score vanishes, and its sup may lie at such
+    # a jump, which no gradient shows: a tenth.
     n, d = 12, 24
     X, phi = context(n, d, 1), MAPS[name](n, d, 1)
     e = edit(phi, X, 0)

@@ -100,7 +100,8 @@ def word_sensitivity_of(n, seed):
 if __name__ == "__main__":
     arguments = dict(grid={"n": [2, 3]}, seeds=[0, 1], cache=False, progress=False)
     here = wslib.sweep(word_sensitivity_of, **arguments)
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster, Client(cluster):
+    local = LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None)
+    with local as cluster, Client(cluster):
         with joblib.parallel_config("dask"):
             there = wslib.sweep(word_sensitivity_of, **arguments)
     print(json.dumps([here["value"].tolist(), there["value"].tolist()]))

@@ -63,7 +63,7 @@ def decay(
     hue: str = "map",
     theory: dict[str, Callable[[np.ndarray], np.ndarray]] | None = None,
 ) -> Axes:
-    """Draw ``y`` against ``x`` on log-log axes: the median of each map with the band from its 10th to its 90th percentile.
+    """Draw ``y`` against ``x`` on log-log axes: the median of each map, and the band of its 10th to 90th percentile.
 
     ``table`` is tidy (one measurement a row). ``theory[name]`` is drawn dashed in the colour of map ``name``.
     """
