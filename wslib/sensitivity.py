@@ -93,7 +93,8 @@ def word_sensitivity(
     same way. The result's ``phi`` is the map that was measured.
 
     What is found is a lower bound. For ReLU attention, which jumps where the last positive score of a row vanishes, the
-    sup may lie at such a jump, out of a gradient's sight: up to a twentieth was seen missed at n = 12.
+    sup may lie at such a jump, out of a gradient's sight: up to a twentieth was seen missed at n = 12. Deep features in
+    law get two climbs of at most thirty steps.
 
     Raises TypeError or ValueError for an X of the wrong shape or dtype, with rows not of norm sqrt(d), NaN or infinite
     entries, or φ(X) = 0, where the ratio is not defined. Definition: the chapter on word sensitivity; the searches and
@@ -132,6 +133,8 @@ def _search(phi, X, words, starts, steps, seed, bound, progress):
         size = max(1, BATCH // max(len(X) ** 2, 24 * len(X), 24 * len(X[0])))
     elif isinstance(phi, RandomFeatures | DeepRandomFeatures):
         climbers, whole = _singular_starts, edit(phi, X, words)  # V is drawn once, for all words
+        if isinstance(phi, DeepRandomFeatures) and phi.revealed is not None:
+            steps = min(steps, 30)  # every step reveals, and keeps, more of the matrices
     else:
         climbers = functools.partial(_random_starts, count=starts or 4)
     with tqdm(total=len(words), desc="words", delay=2, disable=not progress, leave=False) as bar:
@@ -280,9 +283,11 @@ def _singular_starts(e: RandomFeaturesEdit, seed: int) -> Tensor:
     """Return starts for one word of random features, (1, 6, d): ± √d times three leading singular directions.
 
     To first order the first layer moves by diag(φ'(u)) V_i Δ, farthest along the top eigenvector of its Gram matrix.
+    Deep features in law, where every trial is kept, get the first direction alone, (1, 2, d).
     """
+    count = 1 if isinstance(e.phi, DeepRandomFeatures) and e.phi.revealed is not None else 3
     weights = _slope(e.first.activate, e.u).square()
-    top = torch.linalg.eigh(e.gram(0, weights))[1][:, -3:].T.to(e.u)
+    top = torch.linalg.eigh(e.gram(0, weights))[1][:, -count:].T.to(e.u)
     return project(2 * math.sqrt(e.X.shape[1]) * torch.cat([top, -top]))[None]
 
 
