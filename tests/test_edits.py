@@ -33,6 +33,8 @@ def assert_equal_to_the_dense_map(phi, X, kind, rtol=1e-10):
         expected = getattr(dense, name)(*arguments)
         torch.testing.assert_close(getattr(fast, name)(*arguments), expected, rtol=rtol, atol=1e-10 * scale)
     torch.testing.assert_close(fast.norm, dense.norm, rtol=rtol, atol=0.0)
+    several = fast.inner(delta, torch.stack([v, 2 * v]))
+    torch.testing.assert_close(several, torch.stack([dense.inner(delta, v), 2 * dense.inner(delta, v)]))
 
 
 @pytest.mark.parametrize("score", SCORES)

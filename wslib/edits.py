@@ -5,7 +5,7 @@ perturbation Δ of one word; trials come as ``delta`` (w, t, d), t for each word
 
     edit.squared(delta)    (w, t)     ‖φ(Xⁱ(Δ)) − φ(X)‖², differentiable in delta
     edit.distance(delta)   (w, t)     its square root
-    edit.inner(delta, v)   (w, t)     ⟨φ(Xⁱ(Δ)), v⟩ for a vector v (p,)
+    edit.inner(delta, v)   (w, t)     ⟨φ(Xⁱ(Δ)), v⟩ for a vector v (p,); for vectors (m, p) the answers (m, w, t)
     edit.features(delta)   (w, t, p)  φ(Xⁱ(Δ))
     edit.norm              ()         ‖φ(X)‖
 
@@ -69,8 +69,9 @@ class Edit:
         return self.squared(delta).sqrt()
 
     def inner(self, delta: Tensor, v: Tensor) -> Tensor:
-        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (p,), (w, t, d) → (w, t)."""
-        return self.features(delta) @ v.flatten()
+        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (..., p), (w, t, d) → (..., w, t)."""
+        inner = self.features(delta) @ v.reshape(-1, v.shape[-1]).T
+        return inner.movedim(-1, 0).reshape(*v.shape[:-1], *delta.shape[:2])
 
 
 class AttentionEdit(Edit):
@@ -185,14 +186,17 @@ class AttentionEdit(Edit):
         return ((rows * self.others[:, None]).sum(-1) + own).clamp_min(0)
 
     def inner(self, delta: Tensor, v: Tensor) -> Tensor:
-        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (n d,), (w, t, d) → (w, t)."""
-        v = v.reshape(self.X.shape)
-        m_v = (self.m * v).sum(-1) if self.share is None else (self.share * (v @ self.X.T)).sum(-1)
+        """Return ⟨φ(Xⁱ(Δ)), v⟩ for v (..., n d), (w, t, d) → (..., w, t)."""
+        V = v.reshape(-1, *self.X.shape)
+        if self.share is None:
+            m_v = torch.einsum("wjd,mjd->mwj", self.m, V)
+        else:
+            m_v = torch.einsum("wjk,mjk->mwj", self.share, V @ self.X.T)
         new = self.x[:, None] + delta
         c1, e1 = self._gate(new @ self.q.T)
-        rows = (c1 * (new @ v.T) + e1 * m_v[:, None]) * self.others[:, None]
-        index = torch.tensor(self.words, device=self.X.device)
-        return rows.sum(-1) + (self._own_row(new) * v[index][:, None]).sum(-1)
+        rows = (c1 * (new @ V.transpose(1, 2)[:, None]) + e1 * m_v[:, :, None]) * self.others[:, None]
+        own = torch.einsum("wtd,mwd->mwt", self._own_row(new), V[:, self.words])
+        return (rows.sum(-1) + own).reshape(*v.shape[:-1], *delta.shape[:2])
 
     def features(self, delta: Tensor) -> Tensor:
         """Return φ(Xⁱ(Δ)), (w, t, d) → (w, t, n d)."""
