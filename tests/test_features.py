@@ -135,6 +135,37 @@ def test_features_in_law_share_the_blocks_and_have_the_right_variance():
     torch.testing.assert_close(moved, -2 * full.block(3).double() @ X[3], rtol=1e-9, atol=1e-9)
 
 
+def test_features_of_several_texts_in_law():
+    # Five texts, one of them twice, and two with words 1 and 4 edited: u = V vec has covariance K = ⟨vec, vec⟩/D over
+    # the k rows of V. A sample covariance has variance (K_aa K_bb + K_ab²)/k; 28 of them miss by six of its roots with P < 1e-7.
+    n, d, k = 6, 5, 100_000
+    texts = torch.stack([context(n, d, seed) + 0.7 for seed in (0, 1, 2, 3, 0)])
+    X = torch.cat([texts, texts[:2]])
+    X[5, 1] += 1
+    X[6, 4] *= -1
+    phi = wslib.RandomFeatures(n, d, k, "identity", seed=3, words=[1, 4], texts=texts)
+    u, K = phi(X), X.flatten(1) @ X.flatten(1).T / (n * d)
+    error = ((K.diagonal()[:, None] * K.diagonal() + K**2) / k).sqrt()
+    assert ((u @ u.T / k - K).abs() < 6 * error).all()
+    torch.testing.assert_close(u[0], u[4], rtol=0, atol=1e-12)  # the same text, the same features
+    full = wslib.RandomFeatures(n, d, k, seed=3)
+    torch.testing.assert_close(u[5] - u[0], full.block(1).double().sum(1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(phi(X.float())[6], u[6].float(), rtol=1e-4, atol=1e-5)
+    everything = wslib.RandomFeatures(n, d, k, seed=3, words=range(n), texts=texts)
+    torch.testing.assert_close(everything(X), full(X), rtol=0, atol=0)
+
+
+def test_features_in_law_refuse_what_they_were_not_made_for():
+    texts = context(3, 4)[None]
+    phi = wslib.RandomFeatures(3, 4, 10, words=[1], texts=texts)
+    with pytest.raises(ValueError, match=r"edited at words \[1\] only: text 1 is not"):
+        phi(torch.cat([texts, texts + torch.eye(3, 4)]))
+    with pytest.raises(ValueError, match=r"made for edits at words \[1\], got word 0"):
+        wslib.word_sensitivity(phi, texts[0], 0)
+    with pytest.raises(ValueError, match="texts needs words"):
+        wslib.RandomFeatures(3, 4, texts=texts)
+
+
 def test_a_revealed_matrix_is_one_matrix():
     # Products asked for in any order agree with each other: linear, and g·(M h) = (Mᵀ g)·h.
     M = features.RevealedMatrix(40, 30, 0.5, seed=1, layer=1)

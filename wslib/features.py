@@ -126,16 +126,43 @@ class RandomFeatures:
     """
 
     def __init__(
-        self, n: int, d: int, k: int | None = None, activation: str = "relu", seed: int = 0, *, words=None
+        self, n: int, d: int, k: int | None = None, activation: str = "relu", seed: int = 0, *, words=None, texts=None
     ) -> None:
         check_count(n=n, d=d, k=n * d if k is None else k)
         check_choice("activation", activation, ACTIVATIONS)
         self.n, self.d, self.k, self.seed = n, d, n * d if k is None else k, seed
         self.activation, self.lipschitz = activation, ACTIVATIONS[activation][1]
         self.words = None if words is None else check_words(words, n)
+        self.texts = texts
+        if texts is not None:
+            if words is None:
+                raise ValueError("texts needs words, the words of the texts that will be edited")
+            check_context(texts, n, d)
+            values, vectors = torch.linalg.eigh(self._overlap(texts))
+            kept = values > 1e-12 * values[-1]  # below are roundings, and texts that others span
+            self._root = vectors[:, kept] * values[kept].rsqrt()
+
+    def _overlap(self, flat: Tensor) -> Tensor:
+        """Return the inner products of texts with ``self.texts`` off the edited words, (count, N), in float64."""
+        total = torch.zeros(len(flat), len(self.texts), dtype=torch.float64, device=flat.device)
+        for i in set(range(self.n)) - set(self.words):
+            total.addmm_(flat[:, i].double(), self.texts[:, i].to(flat.device).double().T)
+        return total
+
+    def _span(self, flat: Tensor) -> Tensor:
+        """Return the coordinates of texts in an orthonormal basis of the span of ``self.texts``, (count, rank)."""
+        inside = self._overlap(flat) @ self._root.to(flat.device)
+        squares = sum(flat[:, i].double().square().sum(1) for i in set(range(self.n)) - set(self.words))
+        outside = squares - inside.square().sum(1) > 1e-8 * squares
+        if torch.any(outside):
+            row = int(outside.nonzero()[0, 0])
+            raise ValueError(f"X must be one of `texts`, edited at words {self.words} only: text {row} is not")
+        return inside
 
     def blocks(self, i: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield V_i in slices of rows: pairs (rows, V_i[rows]), float32."""
+        if self.words is not None and i not in self.words:
+            raise ValueError(f"this map was made for edits at words {self.words}, got word {i}")
         for rows, G in gaussian_rows(self.k, self.d, self.seed, 1, i):
             yield rows, G / math.sqrt(self.n * self.d)
 
@@ -147,9 +174,12 @@ class RandomFeatures:
         """Return u = V vec X, (..., n, d) → (..., k), in X's dtype and on its device."""
         X = check_context(X, self.n, self.d)
         flat = X.reshape(-1, self.n, self.d)
-        if self.words is None:
-            u = X.new_zeros(len(flat), self.k)
-        else:
+        u = X.new_zeros(len(flat), self.k)
+        if self.texts is not None:
+            inside = self._span(flat) / math.sqrt(self.n * self.d)
+            for rows, g in gaussian_rows(self.k, inside.shape[1], self.seed, 7):
+                u[:, rows] = inside.to(X) @ g.to(X).T
+        elif self.words is not None:
             # The other words of every text are taken to be those of one text with rows of norm sqrt(d).
             rest = math.sqrt(1 - len(set(self.words)) / self.n)
             noise = torch.cat([g[:, 0] for _, g in gaussian_rows(self.k, 1, self.seed, 2)])
