@@ -65,7 +65,7 @@ def test_no_point_of_a_fine_grid_beats_the_search(name, n, d, steps):
 def test_a_different_optimiser_finds_no_more(name):
     # L-BFGS on the direction of Delta, from twelve random points. Smooth maps: 0.5 %, the spread of their best local
     # maxima at this size. ReLU attention jumps where a row's last positive score vanishes, and its sup may lie at such
-    # a jump, which no gradient shows: a tenth.
+    # a jump, which no gradient shows: 3 %, from more starts (2 % was the most missed over four texts).
     n, d = 12, 24
     X, phi = context(n, d, 1), MAPS[name](n, d, 1)
     e = edit(phi, X, 0)
@@ -82,8 +82,8 @@ def test_a_different_optimiser_finds_no_more(name):
 
         optimiser.step(loss)
         best = max(best, float(-loss().detach() / e.norm))
-    found = wslib.word_sensitivity(phi, X, 0, progress=False)
-    assert found.value >= (0.9 if name == "relu" else 0.995) * best
+    found = wslib.word_sensitivity(phi, X, 0, starts=128 if name == "relu" else None, progress=False)
+    assert found.value >= (0.97 if name == "relu" else 0.995) * best
 
 
 @pytest.mark.parametrize("name", MAPS)

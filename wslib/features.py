@@ -34,6 +34,14 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def value_and_slope(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an activation or score and its derivative at every entry of u."""
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        value = function(u)
+        return value.detach(), torch.autograd.grad(value.sum(), u)[0]
+
+
 def check_context(X: Tensor, n: int | None = None, d: int | None = None, *, batch: bool = True) -> Tensor:
     """Return X if it is a finite float tensor of shape (..., n, d), and say what is wrong with it otherwise.
 
@@ -324,6 +332,10 @@ class Attention:
     def queries(self, X: Tensor) -> Tensor:
         """Return the rows q_j, scaled so that s_jk = q_j · x_k: (..., n, d) → (..., n, d)."""
         return (X @ self.W.to(X) + self.b.to(X)) / (self.temperature * math.sqrt(self.d))
+
+    def queries_back(self, v: Tensor) -> Tensor:
+        """Return Σ_l v_l dq_l/dx, the transpose of :meth:`queries` applied to v: (..., d) → (..., d)."""
+        return v @ self.W.T.to(v) / (self.temperature * math.sqrt(self.d))
 
     def attention(self, X: Tensor) -> Tensor:
         """Return A, (..., n, d) → (..., n, n)."""

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from wslib.features import (
     check_norms,
     check_words,
     generator,
+    value_and_slope,
 )
 
 #: Random features with more entries in V than this (a minute of drawing) are measured in law: see word_sensitivity.
@@ -43,20 +45,20 @@ class Sensitivity:
     word, delta : the word i and the Δ (d,) that give it.
     per_word : (words,) the largest value found for each word asked for, in the order of ``words``.
     upper_bound : certified, at least the true sup over the words asked for; NaN where no certificate is known.
-    reached : how many of the best word's ``starts`` ended within 1e-3 of the best value: a high share speaks for a
-        global maximum, a low one asks for more starts.
+    reached, starts : for the best word, how many climbs ended within 1e-3 of the best value, of how many carried to the
+        end: a high share speaks for a global maximum, a low one asks for more starts.
     phi : the map that confirms the value: the one given, or its equal in law for one text.
     """
 
     value: float
     word: int
-    delta: Tensor
-    per_word: Tensor
+    delta: Tensor = dataclasses.field(repr=False)
+    per_word: Tensor = dataclasses.field(repr=False)
     upper_bound: float
-    words: list[int]
+    words: list[int] = dataclasses.field(repr=False)
     reached: int
     starts: int
-    phi: Callable[[Tensor], Tensor]
+    phi: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
 
 
 def word_sensitivity(
@@ -78,10 +80,10 @@ def word_sensitivity(
         (n, d) to a tensor and can be differentiated by torch.
     X : (n, d), rows of norm sqrt(d); computed in X's dtype, confirmed in float64.
     words : "all", an index, or indices.
-    starts : how many points the search climbs from, for each word. None: 24 for attention, 4 for other callables;
+    starts : how many points the search climbs from, for each word. None: 32 for attention, 4 for other callables;
         random features climb from six leading singular directions instead, and where V_i alone has more than
         2**27 entries these are taken as they are (at n = 1000, d = 768 the best is within 1 % of the limit's constant).
-    steps : the most steps of one climb. It stops before, when ten steps gain less than 1e-5.
+    steps : the most steps of the last climb. It stops before, when ten steps gain less than 5e-5 of the value.
     seed : of the random starts. The same seed gives the same result.
     bound : the certificate for attention: "simple" (row by row, at once, about twice the value), "tight" (half a
         second to two for each word; on reviews 3 to 12 % above the value), True for the tight one for up to 16 words
@@ -93,7 +95,7 @@ def word_sensitivity(
     same way. The result's ``phi`` is the map that was measured.
 
     What is found is a lower bound. For ReLU attention, which jumps where the last positive score of a row vanishes, the
-    sup may lie at such a jump, out of a gradient's sight: up to a twentieth was seen missed at n = 12. Deep features in
+    sup may lie at such a jump, out of a gradient's sight: up to 3 % was seen missed at n = 12. Deep features in
     law get two climbs of at most thirty steps.
 
     Raises TypeError or ValueError for an X of the wrong shape or dtype, with rows not of norm sqrt(d), NaN or infinite
@@ -129,8 +131,8 @@ def _search(phi, X, words, starts, steps, seed, bound, progress):
     """Return, for each word, (value confirmed in float64, Δ, the final values of its starts, certified bound)."""
     found, size, whole = [], 1, None
     if isinstance(phi, Attention):
-        climbers = functools.partial(_attention_starts, count=starts or 24)
-        size = max(1, BATCH // max(len(X) ** 2, 24 * len(X), 24 * len(X[0])))
+        climbers = functools.partial(_attention_starts, count=starts or 32)
+        size = max(1, BATCH // max(len(X) ** 2, 32 * len(X), 32 * len(X[0])))
     elif isinstance(phi, RandomFeatures | DeepRandomFeatures):
         climbers, whole = _singular_starts, edit(phi, X, words)  # V is drawn once, for all words
         if isinstance(phi, DeepRandomFeatures) and phi.revealed is not None:
@@ -179,51 +181,93 @@ def project(delta: Tensor) -> Tensor:
     return delta * (radius / delta.norm(dim=-1, keepdim=True).clamp_min(radius))
 
 
-def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
-    """Ascend ‖φ(Xⁱ(Δ)) − φ(X)‖² over the ball from every start, (w, t, d) → (w, t', d) and its values (w, t').
+class Climbers(NamedTuple):
+    """Points on their way up: t for each of w words, with value, gradient and length of the next step."""
 
-    Projected gradient ascent with a step of its own for each start: twice as long after a gain, a quarter after a
-    loss. Long steps end at √d ∇/‖∇‖, the Frank–Wolfe vertex, where the objective, which grows towards the boundary,
-    usually has its maximum. Of more than eight starts the better third goes on after six steps; a word is done when
-    ten steps gain each of its starts less than 1e-4, or less than a third of what it lacks to the best.
-    """
-    radius = math.sqrt(delta.shape[-1])
+    delta: Tensor  # (w, t, d)
+    value: Tensor  # (w, t)
+    slope: Tensor  # (w, t, d)
+    length: Tensor  # (w, t), in units of sqrt(d)
 
-    def evaluate(trial):
+    @classmethod
+    def at(cls, e: Edit, delta: Tensor) -> "Climbers":
+        """Evaluate the edits at new points, taken into the ball."""
+        delta = project(delta)
         with torch.enable_grad():
-            trial = trial.detach().requires_grad_()
+            trial = delta.detach().requires_grad_()
             value = e.squared(trial)
             (slope,) = torch.autograd.grad(value.sum(), trial)
-        return value.detach(), slope
+        return cls(delta, value.detach(), slope, torch.ones_like(value.detach()))
 
-    delta = project(delta)
-    value, slope = evaluate(delta)
-    length = torch.full_like(value, 4.0)
-    last, active, ends = value, torch.arange(len(delta)), [None] * len(delta)
-    for step in range(1, steps + 1):
-        unit = slope / slope.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)
-        trial = project(delta + radius * length[..., None] * unit)
-        new, new_slope = evaluate(trial)
-        up = new > value
-        delta, slope = torch.where(up[..., None], trial, delta), torch.where(up[..., None], new_slope, slope)
-        value, length = torch.where(up, new, value), torch.where(up, 2 * length, length / 4)
-        if step == 6 and value.shape[1] > 8:
-            keep = value.topk((value.shape[1] + 2) // 3, dim=1).indices
-            value, length, last = (z.gather(1, keep) for z in (value, length, last))
-            delta, slope = (z.gather(1, keep[..., None].expand(-1, -1, z.shape[-1])) for z in (delta, slope))
-        if step % 10 == 0 or step == steps:
-            gain = value - last
-            behind = value + 3 * gain < value.amax(dim=1, keepdim=True)
-            done = ((gain <= 1e-4 * last) | behind).all(dim=1) | (step == steps)
-            for w in done.nonzero()[:, 0].tolist():
-                ends[active[w]] = (delta[w], value[w])
-            if done.all():
+    def of(self, words: Tensor) -> "Climbers":
+        """Return those of some words."""
+        return Climbers(*(z[words] for z in self))
+
+    def take(self, index: Tensor) -> "Climbers":
+        """Return the climbers ``index`` (w, t') of each word."""
+        wide = index[..., None].expand(-1, -1, self.delta.shape[-1])
+        return Climbers(*(z.gather(1, index if z.ndim == 2 else wide) for z in self))
+
+    def best(self, count: int) -> "Climbers":
+        """Return the ``count`` highest of each word, the highest first."""
+        return self.take(self.value.topk(min(count, self.value.shape[1]), dim=1).indices)
+
+    def distinct(self, count: int) -> "Climbers":
+        """Return the ``count`` highest of each word; those within six degrees of a higher one come last."""
+        c = self.best(self.value.shape[1])
+        unit = torch.nn.functional.normalize(c.delta, dim=-1)
+        copy = ((unit @ unit.transpose(1, 2)).tril(-1) > math.cos(math.radians(6))).any(dim=-1)
+        order = torch.where(copy, c.value - c.value[:, :1] - 1, c.value)
+        return c.take(order.topk(min(count, order.shape[1]), dim=1).indices)
+
+    def ascend(self, e: Edit, steps: int) -> "Climbers":
+        """Take steps along the gradient, back into the ball: the next is twice as long after a gain, else a quarter."""
+        c, radius = self, math.sqrt(self.delta.shape[-1])
+        for _ in range(steps):
+            unit = c.slope / c.slope.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(c.slope.dtype).tiny)
+            trial = Climbers.at(e, c.delta + radius * c.length[..., None] * unit)
+            up = trial.value > c.value
+            moved = [torch.where(up if z.ndim == 2 else up[..., None], new, z) for new, z in zip(trial, c, strict=True)]
+            c = Climbers(*moved[:3], torch.where(up, 2 * c.length, c.length / 4))
+        return c
+
+
+def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
+    """Maximise ‖φ(Xⁱ(Δ)) − φ(X)‖² over the ball from every start, (w, t, d) → (w, t', d) and values (w, t').
+
+    Projected gradient ascent. Long steps end at √d ∇/‖∇‖, the Frank–Wolfe vertex: the objective grows towards the
+    boundary. Attention has many local maxima that share most of their open gates, so more than eight starts are a
+    population: the better third goes on after twelve steps; then, up to four times, the six best that differ are
+    crossed, each pair at the middle of its arc, and the crossings climb, until none is better by 1e-3. The best
+    six climb on. A word is done when ten steps gain each climber less than 1e-4, or less than a third of what it
+    lacks to the best.
+    """
+    c = Climbers.at(e, delta)
+    if delta.shape[1] > 8:
+        c = c.ascend(e, 12).best(max(8, delta.shape[1] // 3)).ascend(e, 14)
+        for _ in range(4):
+            parents = c.distinct(6)
+            first, second = torch.triu_indices(*2 * parents.value.shape[1:], 1)
+            middle = torch.nn.functional.normalize(parents.delta[:, first] + parents.delta[:, second], dim=-1)
+            crossed = Climbers.at(e, math.sqrt(delta.shape[-1]) * middle).ascend(e, 6).best(6).ascend(e, 12)
+            c = Climbers(*(torch.cat(pair, dim=1) for pair in zip(parents, crossed, strict=True)))
+            if (crossed.value.amax(1) <= parents.value.amax(1) * (1 + 1e-3)).all():
                 break
-            last = value
-            if done.any():
-                go = (~done).nonzero()[:, 0]
-                delta, slope, value, length, last = (z[go] for z in (delta, slope, value, length, last))
-                active, e = active[go.cpu()], e.select(go.tolist())
+        c = c.best(6)
+    active, ends = torch.arange(len(delta)), [None] * len(delta)
+    for step in range(0, steps, 10):
+        last = c.value
+        c = c.ascend(e, min(10, steps - step))
+        gain = c.value - last
+        behind = c.value + 3 * gain < c.value.amax(dim=1, keepdim=True)
+        done = ((gain <= 1e-4 * last) | behind).all(dim=1) | (step + 10 >= steps)
+        for w in done.nonzero()[:, 0].tolist():
+            ends[active[w]] = (c.delta[w], c.value[w])
+        if done.all():
+            break
+        if done.any():
+            go = (~done).nonzero()[:, 0]
+            c, active, e = c.of(go), active[go.cpu()], e.select(go.tolist())
     return torch.stack([delta for delta, _ in ends]), torch.stack([value for _, value in ends])
 
 
@@ -237,13 +281,13 @@ def _random_starts(e: Edit, seed: int, count: int) -> Tensor:
     return torch.stack(out)
 
 
-def _attention_starts(e: AttentionEdit, seed: int, count: int = 24) -> Tensor:
+def _attention_starts(e: AttentionEdit, seed: int, count: int = 32) -> Tensor:
     """Return ``count`` starts for each word of an attention layer, (w, count, d).
 
-    Δ = √d (cos θ x_i/√d + sin θ e) with e ⟂ x_i along a direction that opens the gates of many rows (the sum of all
-    queries, with equal signs or with those of their leading singular vector), that raises or closes the scores of the
-    word's own row, or that is random; θ is one for the former (at the optimum cos θ is mostly near one half) and runs
-    from 0.2 to π − 0.2 for the random ones.
+    First Δ = √d (cos θ x_i/√d + sin θ u), u ⟂ x_i, θ = 1: at the optimum cos θ is mostly near one half. Here u goes
+    along a direction that opens the gates of many rows (the sum of all queries, with equal signs or with those of
+    their leading singular vector) or that raises or lowers the scores of the word's own row. Then directions by which
+    the word takes its own row over, for scores that can vanish; and last random u, with θ from 0.2 to π − 0.2.
     """
     X, q, d = e.X, e.q, e.X.shape[1]
     W = e.phi.W.to(X)
@@ -251,32 +295,37 @@ def _attention_starts(e: AttentionEdit, seed: int, count: int = 24) -> Tensor:
     signs = torch.linalg.svd(q, full_matrices=False)
     lead = signs.U[:, 0].sign() @ q
     top = torch.linalg.eigh((W + W.T) / 2)[1][:, -1]  # raises x' W x', the own word's score
-    closing = [_closing(A, e.words, ridge) for ridge in (0.1, 1.0)]
     fixed = [q.sum(0), -A.sum(0), A.sum(0), lead, -lead, signs.Vh[-1], -signs.Vh[-1]]
-    guesses = [g.expand(len(e.words), d) for g in fixed]
-    guesses += [closing[0], closing[1], *(closing[0] + sign * 0.5 * top for sign in (1, -1)), closing[1] + 0.5 * top]
-    random = [torch.randn(count, d, generator=generator(seed, 6, i), dtype=torch.float64) for i in e.words]
-    along = torch.cat([torch.stack(guesses, dim=1), torch.stack(random).to(X)], dim=1)[:, :count]
+    opening = torch.stack(fixed).expand(len(e.words), -1, d)
+    taking = []
+    for ridge in (0.1, 1.0):
+        close, away, own = _taking_over(A, e.words, e.x, top, ridge)
+        taking += [close, close + away / 2, close + own / 2, close - own / 2, away + own / 2, away - own / 2]
+    taking = math.sqrt(d) * torch.nn.functional.normalize(torch.stack(taking, dim=1), dim=-1)
+    rest = max(count - opening.shape[1] - taking.shape[1], 0)
+    random = [torch.randn(rest, d, generator=generator(seed, 6, i), dtype=torch.float64) for i in e.words]
+    u = torch.cat([opening, torch.stack(random).to(X)], dim=1)
     x = e.x[:, None] / math.sqrt(d)
-    along = torch.nn.functional.normalize(along - (along * x).sum(-1, keepdim=True) * x, dim=-1)
-    angle = torch.ones(count, 1)
-    angle[len(guesses) :, 0] = torch.linspace(0.2, math.pi - 0.2, max(count - len(guesses), 0))
-    return math.sqrt(d) * (angle.cos().to(X) * x + angle.sin().to(X) * along)
+    u = torch.nn.functional.normalize(u - (u * x).sum(-1, keepdim=True) * x, dim=-1)
+    angle = torch.cat([torch.ones(opening.shape[1]), torch.linspace(0.2, math.pi - 0.2, rest)]).to(X)[:, None]
+    turned = math.sqrt(d) * (angle.cos() * x + angle.sin() * u)
+    return torch.cat([turned[:, : len(fixed)], taking, turned[:, len(fixed) :]], dim=1)[:, :count]
 
 
-def _closing(A: Tensor, words: list[int], ridge: float) -> Tensor:
-    """Return the unit directions along which all scores of row i but its own fall together, (w, d).
+def _taking_over(A: Tensor, words: list[int], x: Tensor, top: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unit directions by which word i takes its own row over, each (w, d).
 
-    Ridge least squares for A' e = −1, A' being A without row i: with M = AᵀA + λ I and b = Σ_{j≠i} a_j the solution is
-    −(M − a_i a_iᵀ)⁻¹ b, by the Sherman–Morrison formula from one factorisation for all words.
+    A' is A without row i. The first closes all other scores together: ridge least squares for A' e = −1. The others
+    are x_i and ``top``, which raise x'·W x', rid of what A' sees: e − A'ᵀ(A'A'ᵀ + λ)⁻¹A' e = λ (A'ᵀA' + λ)⁻¹ e. With
+    M = AᵀA + λ I all are solutions of (M − a_i a_iᵀ) e = b, by the Sherman–Morrison formula from one factorisation.
     """
     a = A[words]
     shift = (ridge * A.square().sum() / len(A)).clamp_min(torch.finfo(A.dtype).tiny)  # W may be zero
     M = A.T @ A + shift * torch.eye(A.shape[1]).to(A)
-    b = A.sum(0) - a
-    Mb, Ma = torch.linalg.solve(M, torch.cat([b, a]).T).T.split(len(words))
-    gain = (a * Mb).sum(1) / (1 - (a * Ma).sum(1))
-    return torch.nn.functional.normalize(-(Mb + gain[:, None] * Ma), dim=1)
+    b = torch.stack([a - A.sum(0), x, top.expand_as(a), a])  # (4, w, d)
+    y = torch.linalg.solve(M, b.flatten(0, 1).T).T.reshape(b.shape)
+    e = y[:3] + (a * y[:3]).sum(-1, keepdim=True) / (1 - (a * y[3]).sum(-1, keepdim=True)) * y[3]
+    return tuple(torch.nn.functional.normalize(e, dim=-1))
 
 
 def _singular_starts(e: RandomFeaturesEdit, seed: int) -> Tensor:
@@ -286,16 +335,9 @@ def _singular_starts(e: RandomFeaturesEdit, seed: int) -> Tensor:
     Deep features in law, where every trial is kept, get the first direction alone, (1, 2, d).
     """
     count = 1 if isinstance(e.phi, DeepRandomFeatures) and e.phi.revealed is not None else 3
-    weights = _slope(e.first.activate, e.u).square()
+    weights = value_and_slope(e.first.activate, e.u)[1].square()
     top = torch.linalg.eigh(e.gram(0, weights))[1][:, -count:].T.to(e.u)
     return project(2 * math.sqrt(e.X.shape[1]) * torch.cat([top, -top]))[None]
-
-
-def _slope(activate: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-    """Return the derivative of the activation at every entry of u."""
-    with torch.enable_grad():
-        u = u.detach().requires_grad_()
-        return torch.autograd.grad(activate(u).sum(), u)[0]
 
 
 @functools.singledispatch
