@@ -1,6 +1,7 @@
 """The book as it was built: pages, links, executed notebooks; and the extensions that build it."""
 
 import base64
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,15 @@ import pytest
 from bs4 import BeautifulSoup
 from conftest import PAGES, ROOT
 from jupyter_cache import get_cache
+from transformers import BertConfig, BertModel
+
+from wslib import text
 
 sys.path.append(str(ROOT / "book" / "_ext"))
 import book_execution
+import book_setup
 
+EXTENSIONS = ROOT / "book" / "_ext"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -72,8 +78,13 @@ def executed(site):
     if (folder / "book_key.txt").read_text() != book_execution.cache_key(ROOT):
         pytest.fail("the library or the requirements have changed since the book was built: run `make book` first")
     cache = get_cache(str(folder))
-    # The cache knows a notebook by its code: one that was edited since is not found.
-    yield lambda path: cache.get_cache_bundle(cache.match_cache_notebook(nbformat.read(path, 4)).pk).nb.cells
+
+    def cells(path):
+        # The cache knows a notebook by its code and captions: one that was edited since is not found.
+        notebook = book_setup.fill_notebook(nbformat.read(path, 4), path.name)
+        return cache.get_cache_bundle(cache.match_cache_notebook(notebook).pk).nb.cells
+
+    yield cells
     cache.db.dispose()
 
 
@@ -129,7 +140,7 @@ def build(folder, prose, metadata):
     (folder / "_toc.yml").write_text("format: jb-book\nroot: page\nchapters:\n- file: drawing\n")
     (folder / "_config.yml").write_text(
         "execute: {execute_notebooks: force}\n"
-        f"sphinx: {{local_extensions: {{book_figures: {ROOT / 'book' / '_ext'}}}}}\n"
+        f"sphinx: {{local_extensions: {{book_figures: {EXTENSIONS}, book_setup: {EXTENSIONS}}}}}\n"
     )
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [jupyter_book, "build", ".", "--all", "-W", "--keep-going", "-n"]
@@ -167,6 +178,41 @@ def test_figures_without_alternative_text_fail_the_build(tmp_path):
     assert "Glue reference 'nothing' not found" in said
 
 
+def test_reviews_model_and_width_are_named_as_the_book_was_built(tmp_path, monkeypatch):
+    config = BertConfig(
+        hidden_size=40, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=8
+    )
+    BertModel(config).save_pretrained(tmp_path / "my-bert")
+    shutil.copy(text.find_model().path / "tokenizer.json", tmp_path / "my-bert")
+    (tmp_path / "mine.csv").write_text("text,label\ngood,1\nbad,0\n")
+    monkeypatch.setenv("WSLIB_MODEL", str(tmp_path / "my-bert"))
+    monkeypatch.setenv("WSLIB_REVIEWS", str(tmp_path / "mine.csv"))
+    about = {
+        "figure": {"caption": "From {{ reviews }}, $d={{ quarter_width }}$.", "name": "fig-pixel"},
+        "image": {"alt": "a pixel of {{ model }}"},
+    }
+    status, said = build(tmp_path, "{{ reviews_source }}, {{ model_source }}, $d={{ width }}$", {"mystnb": about})
+    assert status == 0, said
+    html = tmp_path / "_build" / "html"
+    page = BeautifulSoup((html / "page.html").read_text(), "html.parser")
+    assert "mine.csv (local file), my-bert (local folder), \\(d=40\\)" in page.find("article").text
+    drawing = BeautifulSoup((html / "drawing.html").read_text(), "html.parser")
+    assert "From mine.csv, \\(d=10\\)." in drawing.find("figcaption").text
+    assert [image["alt"] for image in drawing("img")] == ["a pixel of my-bert"]
+
+    about["image"]["alt"] = "{{ widht }}"
+    status, said = build(tmp_path, "{{ modle }}", {"mystnb": about})
+    assert status == 1, said
+    assert "page.md: WARNING: no {{ modle }} here; there are reviews, " in said
+    assert "drawing.ipynb: WARNING: no {{ widht }} here; there are reviews, " in said
+
+
+def test_code_is_not_filled_in(tmp_path):
+    write_notebook(tmp_path / "one.ipynb", "f'{{ width }}'")
+    notebook = book_setup.fill_notebook(nbformat.read(tmp_path / "one.ipynb", 4), "one")
+    assert notebook.cells[-1].source == "f'{{ width }}'"
+
+
 @pytest.fixture
 def small_book(tmp_path, monkeypatch):
     """A book of one notebook, which notes each of its runs in a file."""
@@ -175,6 +221,7 @@ def small_book(tmp_path, monkeypatch):
     (tmp_path / "wslib" / "features.py").write_text("")
     (tmp_path / "requirements.txt").write_text("")
     write_notebook(tmp_path / "notebooks" / "one.ipynb", "open('runs', 'a').write('.')")
+    write_notebook(tmp_path / "sheets" / "not_run.ipynb", "1 / 0")
     return tmp_path
 
 
@@ -184,7 +231,8 @@ def run(book):
         nb_execution_mode="cache",
         nb_execution_cache_path="",
         nb_execution_timeout=60,
-        external_site_map=["notebooks/one"],
+        nb_execution_excludepatterns=["sheets/*"],
+        external_site_map=["notebooks/one", "sheets/not_run"],
     )
     book_execution.run_notebooks(SimpleNamespace(srcdir=book, config=config))
     return len((book / "notebooks" / "runs").read_text())

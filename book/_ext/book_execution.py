@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from book_setup import fill_notebook
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from nbclient import NotebookClient
@@ -94,8 +95,9 @@ def run_notebooks(app):
     with open_cache(folder, cache_key(root)) as cache:
         for docname in sorted(app.config.external_site_map):
             path = root / f"{docname}.ipynb"
-            if path.exists():
-                notebook = nbformat.read(path, 4)
+            if path.exists() and not any(path.match(pattern) for pattern in app.config.nb_execution_excludepatterns):
+                # As the page will be read: the cache knows captions too.
+                notebook = fill_notebook(nbformat.read(path, 4), docname)
                 try:
                     cache.match_cache_notebook(notebook)
                 except KeyError:
