@@ -134,3 +134,27 @@ def test_callable_must_return_finite_tensors():
         edit(lambda X: X, X, [])
     with pytest.raises(ValueError, match='"all", an index or indices'):
         edit(lambda X: X, X, "first")
+
+
+def test_a_sigmoid_that_underflows_still_has_its_row():
+    # exp(-849) is below the least number: only the ratios of the weights are left, and they decide the row.
+    X = math.sqrt(2) * torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    phi = wslib.Attention(torch.tensor([[-600.0, 600.0], [0.0, 0.0]], dtype=torch.float64), score="sigmoid")
+    torch.testing.assert_close(phi.attention(X).sum(-1), torch.ones(2, dtype=torch.float64))
+    delta = math.sqrt(2) * torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
+    e = edit(phi, X, 0)
+    expected = (phi(X + torch.cat([delta[0], 0 * delta[0]])) - phi(X)).norm()
+    torch.testing.assert_close(e.distance(delta)[0, 0], expected)
+    torch.testing.assert_close(expected, torch.tensor(2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("n", "d"), [(1, 3), (2, 2), (5, 7), (9, 4)])
+def test_the_gradient_written_out_is_the_gradient(score, n, d):
+    X, g = context(n, d), torch.Generator().manual_seed(1)
+    b = torch.randn(d, generator=g, dtype=torch.float64)
+    e = edit(wslib.Attention(wslib.RandomAttention(d, seed=2).W, b, score, 1.3), X)
+    delta = torch.randn(n, 3, d, generator=g, dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(e.squared(delta).sum(), delta)
+    (expected,) = torch.autograd.grad((e.features(delta) - e.base).square().sum(), delta)
+    torch.testing.assert_close(slope, expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))

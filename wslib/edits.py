@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from wslib.features import (
+    LOG_WEIGHTS,
     SCORES,
     Attention,
     DeepRandomFeatures,
@@ -80,13 +81,14 @@ class AttentionEdit(Edit):
 
     With word i replaced by x' = x_i + Δ, a row j ≠ i of A X becomes c'_j x' + e'_j m_j, where m_j is the average of all
     words but i with the weights of row j. For a normalised score c' = a(t)/(Z_j + a(t)) and e' = 1 − c', with the new
-    score t = q_j·x' and Z_j the sum of row j's weights without word i; softmax takes c' = σ(t − log Z_j). For linear
-    scores c' = t/n and e' = 1. Row i alone, whose query changes, is computed anew.
+    score t = q_j·x' and Z_j the sum of row j's weights without word i; where a never vanishes, through logarithms:
+    c' = σ(log a(t) − log Z_j). For linear scores c' = t/n and e' = 1. Row i alone, whose query changes, is new.
     """
 
     def __init__(self, phi: Attention, X: Tensor, words: str | int | Iterable[int] = "all") -> None:
         self.phi, self.X = phi, check_context(X, d=phi.d, batch=False)
         self.words = check_words(words, len(X))
+        self.log_weight = LOG_WEIGHTS.get(phi.score)
         self.q = phi.queries(X)
         self.scores = self.q @ X.T
         self.base = phi(X)
@@ -107,8 +109,8 @@ class AttentionEdit(Edit):
         index = torch.tensor(self.words, device=self.X.device)
         others = torch.ones(len(index), len(self.X), dtype=torch.bool, device=self.X.device)
         others[torch.arange(len(index)), index] = False  # (w, n): every word but i
-        if self.phi.score == "softmax":
-            s = torch.where(others[:, None], self.scores, -torch.inf)  # (w, n, n)
+        if self.log_weight:
+            s = torch.where(others[:, None], self.log_weight(self.scores), -torch.inf)  # (w, n, n)
             self.z = s.logsumexp(dim=-1)  # ℓ_j, and -inf in a text of one word
             share = torch.exp(s - torch.where(self.z.isfinite(), self.z, 0.0)[..., None])
         else:
@@ -133,8 +135,8 @@ class AttentionEdit(Edit):
         z = self.z if t.ndim == 2 else self.z[:, None]
         if self.phi.score == "linear":
             return t / len(self.X), torch.ones_like(t)
-        if self.phi.score == "softmax":
-            c = torch.sigmoid(t - z)
+        if self.log_weight:
+            c = torch.sigmoid(self.log_weight(t) - z)
         else:
             a = SCORES[self.phi.score](t)
             total = z + a
@@ -144,8 +146,8 @@ class AttentionEdit(Edit):
     def _gate_slope(self, t: Tensor, c: Tensor) -> Tensor:
         """Return dc/dt at scores t (w, t, n) with gates c, row i's own masked."""
         others = self.others[:, None]
-        if self.phi.score == "softmax":
-            return c * (1 - c) * others
+        if self.log_weight:
+            return c * (1 - c) * value_and_slope(self.log_weight, t)[1] * others
         a, rise = value_and_slope(SCORES[self.phi.score], t)
         if self.phi.score == "linear":
             return rise / len(self.X) * others
@@ -154,8 +156,8 @@ class AttentionEdit(Edit):
 
     def _weight_slope(self, s: Tensor, a: Tensor) -> Tensor:
         """Return a'(s) for the weights of row i, (w, t, n + 1): zero for the old word i."""
-        if self.phi.score == "softmax":
-            return a
+        if self.log_weight:
+            return a * value_and_slope(self.log_weight, s)[1]
         there = torch.nn.functional.pad(self.others, (0, 1), value=True)[:, None]
         return value_and_slope(SCORES[self.phi.score], s)[1] * there
 
@@ -169,8 +171,9 @@ class AttentionEdit(Edit):
         q = self.phi.queries(new)
         s = torch.cat([q @ self.X.T, (q * new).sum(-1, keepdim=True)], dim=-1)
         there = torch.nn.functional.pad(self.others, (0, 1), value=True)[:, None]  # all but the old word i
-        if self.phi.score == "softmax":
-            return q, s, torch.softmax(torch.where(there, s, -torch.inf), dim=-1), torch.ones_like(s[..., :1])
+        if self.log_weight:
+            a = torch.softmax(torch.where(there, self.log_weight(s), -torch.inf), dim=-1)
+            return q, s, a, torch.ones_like(s[..., :1])
         a = SCORES[self.phi.score](s) * there
         total = a.sum(-1, keepdim=True)
         if self.phi.score == "linear":

@@ -25,12 +25,17 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "identity": (lambda u: u, 1.0),
 }
 
-#: Score -> the weight a(s) of a word with score s. Softmax is listed for its name: it is evaluated stably.
+#: Score -> the weight a(s) of a word with score s.
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": torch.exp,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "linear": lambda s: s,
+}
+#: Score -> log a(s), for weights that never vanish: rows are normalised through it, without over- or underflow.
+LOG_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda s: s,
+    "sigmoid": torch.nn.functional.logsigmoid,
 }
 
 
@@ -341,8 +346,8 @@ class Attention:
         """Return A, (..., n, d) → (..., n, n)."""
         X = check_context(X, d=self.d)
         s = self.queries(X) @ X.transpose(-1, -2)
-        if self.score == "softmax":
-            return torch.softmax(s, dim=-1)
+        if self.score in LOG_WEIGHTS:
+            return torch.softmax(LOG_WEIGHTS[self.score](s), dim=-1)
         a = SCORES[self.score](s)
         if self.score == "linear":
             return a / X.shape[-2]
