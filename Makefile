@@ -4,6 +4,10 @@
 # make bench  the engine's speed beside a plain search, into book/benchmarks.md (about a quarter of an hour)
 # make clean  remove everything that these made
 #
+# make assignments                 a zip of every assignment, for students, into _build/assignments
+# make grade SUBMISSIONS=folder    grade folder/STUDENT/*.ipynb into folder-graded: grades.csv, feedback
+# make formgrade SUBMISSIONS=...   grade by hand what tests cannot, in a browser; then make grade again
+#
 # make book MODEL=google-bert/bert-base-uncased REVIEWS=stanfordnlp/imdb   the book on other words and reviews
 # make PYTHON=python3.12 ...                                               with a Python of your choice
 
@@ -13,7 +17,8 @@ SITE = _build/html/index.html
 SETTINGS = _build/settings
 
 # What the site is made of. Anything here that is newer than the site makes `make book` build again.
-SOURCES = _config.yml _toc.yml $(wildcard book/*.* book/_ext/*.py book/_static/*.* notebooks/*.ipynb wslib/*.py)
+SOURCES = _config.yml _toc.yml $(wildcard book/*.* book/_ext/*.py book/_static/*.* notebooks/*.ipynb \
+    notebooks/assignments/*.ipynb wslib/*.py)
 
 MODEL = packaged
 REVIEWS = packaged
@@ -30,7 +35,7 @@ export PYTHONWARNINGS = ignore:IProgress not found
 # A build that failed leaves no site behind that looks finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help book test lab bench clean FORCE
+.PHONY: help book test lab bench clean assignments grade formgrade FORCE
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -50,10 +55,10 @@ $(SETTINGS): FORCE
 	@mkdir -p _build
 	@echo "$(MODEL) $(REVIEWS)" | cmp -s - $@ || echo "$(MODEL) $(REVIEWS)" > $@
 
-test: $(SITE)
+test: $(SITE) .venv-nbgrader/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/nbstripout --verify --keep-id $(wildcard notebooks/*.ipynb)
+	$(BIN)/nbstripout --verify --keep-id $(wildcard notebooks/*.ipynb notebooks/assignments/*.ipynb)
 	$(BIN)/python -m pytest
 
 lab: .venv/ready
@@ -63,8 +68,25 @@ lab: .venv/ready
 bench: .venv/ready
 	$(BIN)/python tests/bench.py
 
+COURSEWORK = .venv-nbgrader/bin/python -W ignore notebooks/assignments/coursework.py
+# Beside the submissions, and so safe from `make clean`: the scores given by hand are kept there.
+GRADED = $(SUBMISSIONS:%/=%)-graded
+# Seconds that one cell of a submission may take.
+TIMEOUT = 60
+
+assignments: .venv-nbgrader/ready
+	@$(COURSEWORK) release _build/assignments
+
+grade: .venv-nbgrader/ready
+	@test -n "$(SUBMISSIONS)" || { echo "Say where they are: make grade SUBMISSIONS=folder" >&2; exit 1; }
+	@$(COURSEWORK) grade "$(SUBMISSIONS)" "$(GRADED)" $(TIMEOUT)
+
+formgrade: .venv-nbgrader/ready
+	@test -d "$(GRADED)/course" || { echo "First: make grade SUBMISSIONS=folder" >&2; exit 1; }
+	cd "$(GRADED)/course" && "$(CURDIR)/.venv-nbgrader/bin/jupyter" lab --LabApp.default_url=/formgrader
+
 clean:
-	rm -rf .venv _build .pytest_cache .ruff_cache wslib.egg-info
+	rm -rf .venv .venv-nbgrader _build book/assignments .pytest_cache .ruff_cache wslib.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The virtual environment, made again where the requirements have changed. Without PYTHON=..., the first that fits is
@@ -82,4 +104,13 @@ clean:
 	echo "Setting up .venv with $$($$python --version), once; this downloads a few hundred megabytes"; \
 	$$python -m venv .venv || { echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+# nbgrader in an environment of its own. Its kernel python3 is put in place last: that of the book, so that notebooks
+# are graded where they would be run.
+.venv-nbgrader/ready: .venv/ready requirements-nbgrader.txt
+	@echo "Setting up .venv-nbgrader, once; this downloads a hundred megabytes"
+	$(BIN)/python -m venv .venv-nbgrader
+	.venv-nbgrader/bin/python -m pip install --disable-pip-version-check -r requirements-nbgrader.txt
+	$(BIN)/python -m ipykernel install --prefix .venv-nbgrader --name python3
 	@touch $@
