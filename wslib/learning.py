@@ -7,13 +7,14 @@ features: no p × p matrix and no pseudo-inverse. See the chapter on learning.
 import copy
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from wslib.edits import Edit, RandomFeaturesEdit, edit
+from wslib.edits import Edit, edit
 from wslib.features import (
     Attention,
     DeepRandomFeatures,
@@ -26,118 +27,110 @@ from wslib.features import (
 )
 from wslib.sensitivity import project
 
-#: Columns of the features that are taken to float64 at once.
-COLUMNS = 4096
-#: Texts that an attention layer takes at once.
-TEXTS = 32
-#: A sample whose features have less than this share of their squared norm outside the span of the others (a hundred
-#: roundings of float32) counts as lying in it.
+#: Columns of the features that are taken to float64 at once, and texts that an attention layer takes at once.
+COLUMNS, TEXTS = 4096, 32
+#: A sample with less than this share of its features' squared norm off the span of the others (a hundred roundings of
+#: float32) counts as lying in it.
 SINGULAR = 1e-10
-#: What counts as zero: a loss that is reached, and a move beyond max_gamma.
+#: A loss below it counts as reached, and max_gamma is held to it.
 REACHED = 1e-6
+LOSSES = dict.fromkeys(("error", "alignment"))
 
 
 class Model:
     r"""A linear model :math:`f(X)=\langle\varphi(X),\theta\rangle`; made by :func:`interpolate`, not by hand.
 
-    theta : θ (p,), float64. phi : the feature map. ridge : λ, zero for an interpolator.
-    pretrained : the model that :meth:`fine_tune` or :meth:`retrain` started from, None for a fresh one; then also
-    x, y : the sample that was added. base : φ(x) (p,), float64.
+    phi : the feature map. shape : (n, d). theta : θ (p,), float64. ridge : λ, zero for an interpolator.
+
+    What :meth:`fine_tune` and :meth:`retrain` return has besides (None before):
+    pretrained : the model f(·, θ*) that they started from. x, y : the added sample. base : φ(x) (p,), float64.
     direction : v (p,) with θ = θ* + v (y − f(x, θ*)): φ(x)/‖φ(x)‖² fine-tuned, P⊥φ(x)/‖P⊥φ(x)‖² re-trained.
-    rho : ρ = ‖P⊥φ(x)‖/‖φ(x)‖ re-trained, 1 fine-tuned, so that |F − 1| ≤ S_φ(x)/ρ for both.
+    rho : ρ = ‖P⊥φ(x)‖/‖φ(x)‖ re-trained and 1 fine-tuned, so that |F − 1| ≤ S_φ(x)/ρ for both.
 
     Derived in the chapter on learning.
     """
 
     pretrained, x, y, base, direction, rho = None, None, None, None, None, None
 
-    def __init__(self, phi: Callable[[Tensor], Tensor], shape: tuple[int, int], samples: "_Samples", theta: Tensor):
-        self.phi, self.shape, self.theta, self.ridge = phi, shape, theta, samples.ridge
-        self._samples, self._last = samples, None
+    def __init__(self, phi: Callable[[Tensor], Tensor], shape: tuple[int, int], samples: "_Samples") -> None:
+        self.phi, self.shape, self.theta, self.ridge = phi, shape, samples.theta(), samples.ridge
+        self._samples, self._added, self._last = samples, None, None
 
     def __call__(self, X: Tensor) -> Tensor:
         """Return f(X), (N, n, d) → (N,) and (n, d) → (), in X's dtype."""
         return self._inner(X, self.theta)
 
     def alignment(self, X: Tensor) -> Tensor:
-        r"""Return F = ⟨φ(X), v⟩ for texts X near the added sample x, (N, n, d) → (N,) and (n, d) → ().
+        r"""Return F = ⟨φ(X), v⟩ of texts with the added sample x, (N, n, d) → (N,) and (n, d) → ().
 
         That is ⟨φ(X), φ(x)⟩/‖φ(x)‖² fine-tuned and ⟨φ(X), P⊥φ(x)⟩/‖P⊥φ(x)‖² re-trained.
         """
-        return self._inner(X, self._added().direction)
+        _sample_of(self)
+        return self._inner(X, self.direction)
+
+    @torch.no_grad()
+    def _inner(self, X: Tensor, v: Tensor) -> Tensor:
+        if check_context(X, *self.shape).ndim > 3:
+            raise ValueError(f"X must have shape (N, n, d) or (n, d), got {tuple(X.shape)}")
+        return _times(_features(self.phi, X.reshape(-1, *self.shape)), v).to(X.dtype).reshape(X.shape[:-2])
 
     def fine_tune(self, x: Tensor, y: float) -> "Model":
         r"""Return the model with :math:`\theta_f=\theta^*+\varphi(x)(y-f(x,\theta^*))/\|\varphi(x)\|^2`; y ±1."""
-        sample = self._sample(x, y)
+        sample, y = self._sample(x, y)
         return self._step(sample, y, sample.base, sample.base.square().sum(), None)
 
     def retrain(self, x: Tensor, y: float) -> "Model":
         r"""Return the minimum-norm interpolator of all samples and (x, y), or their ridge regression; x (n, d), y ±1.
 
         :math:`\theta_r=\theta^*+P_\perp\varphi(x)\,(y-f(x,\theta^*))/\|P_\perp\varphi(x)\|^2`. Raises ValueError where
-        φ(x) lies in the span of the samples' features, and for a fine-tuned model, which no longer interpolates.
+        φ(x) lies in the span of the samples' features, and for a fine-tuned model, which no longer fits its samples.
         """
         if self._samples is None:
-            raise ValueError(
-                "a fine-tuned model no longer fits its samples: retrain the model it came from, .pretrained"
-            )
-        sample = self._sample(x, y)
-        samples, w, scale = self._samples.add(sample.base, float(y))
+            raise ValueError("a fine-tuned model no longer fits its samples: retrain the one it came from, .pretrained")
+        sample, y = self._sample(x, y)
+        samples, w, scale = self._samples.add(sample.base, y)
         return self._step(sample, y, w, scale, samples)
 
     def _step(self, sample: "_Sample", y: float, w: Tensor, scale: Tensor, samples: "_Samples | None") -> "Model":
-        """Return the model that moved along w by (y − f(x))/scale."""
+        """Return the model that has moved along w by (y − f(x))/scale."""
         new = copy.copy(self)
-        new.pretrained, new.x, new.y, new.base = self, sample.X, float(y), sample.base
+        new.pretrained, new.x, new.y, new.base = self, sample.given, y, sample.base
         new.direction, new.rho = w / scale, float(w.norm() / sample.base.norm())
         new.theta = self.theta + new.direction * (y - sample.base @ self.theta)
-        new._samples, new._last, new._added_sample = samples, None, sample
+        new._samples, new._added, new._last = samples, sample, None
         return new
 
-    def _sample(self, x: Tensor, y: float) -> "_Sample":
-        """Check a new sample and return its features; kept for the next call, since training both ways is common."""
-        x = check_context(x, *self.shape, batch=False)
+    @torch.no_grad()
+    def _sample(self, x: Tensor, y: float) -> tuple["_Sample", float]:
+        """Check a new sample; its features are kept for the next call, since training in both ways is common."""
+        check_context(x, *self.shape, batch=False)
         if y not in (-1, 1):
             raise ValueError(f"y must be -1 or +1, got {y}")
-        if self._last is None or self._last.given.shape != x.shape or not torch.equal(self._last.given, x):
+        if self._last is None or self._last.given.dtype != x.dtype or not torch.equal(self._last.given, x):
             self._last = _Sample(self.phi, x)
-        return self._last
-
-    def _added(self) -> "Model":
-        if self.pretrained is None:
-            raise ValueError("the model must come from fine_tune or retrain: it has no added sample yet")
-        return self
-
-    def _inner(self, X: Tensor, v: Tensor) -> Tensor:
-        X = check_context(X, *self.shape)
-        if X.ndim > 3:
-            raise ValueError(f"X must have shape (N, n, d) or (n, d), got {tuple(X.shape)}")
-        features = _features(self.phi, X.reshape(-1, *self.shape), progress=False)
-        return _times(features, v).to(X.dtype).reshape(X.shape[:-2])
+        return self._last, float(y)
 
 
 class _Sample:
-    """One text whose words may be edited, in float64 for the library's maps; V of random features is met only once."""
+    """A text and its edits, in float64 for the library's maps; V of random features is met only once."""
 
     def __init__(self, phi: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        known = isinstance(phi, Attention | RandomFeatures | DeepRandomFeatures)
-        self.phi, self.given, self.X = phi, x, x.double() if known else x
         drawn = isinstance(phi, RandomFeatures | DeepRandomFeatures)
+        self.phi, self.given, self.X = phi, x, x.double() if drawn or isinstance(phi, Attention) else x
         self.all = edit(phi, self.X) if drawn else None
         self.base = (self.all or edit(phi, self.X, 0)).base.flatten().double()
         if not self.base.any():
             raise ValueError("phi(x) is zero: no step along it changes f(x)")
 
-    def edit(self, words: list[int]) -> Edit:
-        return self.all.select(words) if isinstance(self.all, RandomFeaturesEdit) else edit(self.phi, self.X, words)
+    def edit(self, word: int) -> Edit:
+        return self.all.select([word]) if self.all else edit(self.phi, self.X, word)
 
 
 class _Samples:
-    """The features of N samples in blocks of rows, their labels, and the Cholesky factor of their Gram matrix."""
+    """The features of N samples in blocks of rows, their labels, and the Cholesky factor of G + λ I, G their Gram."""
 
-    def __init__(self, blocks: list[Tensor], y: Tensor, ridge: float, factor: Tensor | None = None) -> None:
-        self.blocks, self.y, self.ridge = blocks, y, ridge
-        self.factor = _factor(_gram(blocks[0]), y, ridge) if factor is None else factor
+    def __init__(self, blocks: list[Tensor], y: Tensor, ridge: float, factor: Tensor) -> None:
+        self.blocks, self.y, self.ridge, self.factor = blocks, y, ridge, factor
 
     def times(self, v: Tensor) -> Tensor:
         """Return Φ v, (p,) → (N,), in float64."""
@@ -145,11 +138,8 @@ class _Samples:
 
     def combine(self, c: Tensor) -> Tensor:
         """Return Φᵀ c, (N,) → (p,), in float64."""
-        parts = c.split([len(block) for block in self.blocks])
-        return sum(
-            torch.cat([part @ columns for columns in _columns(block)])
-            for part, block in zip(parts, self.blocks, strict=True)
-        )
+        parts = zip(c.split([len(block) for block in self.blocks]), self.blocks, strict=True)
+        return sum(torch.cat([part @ columns for columns in _columns(block)]) for part, block in parts)
 
     def solve(self, b: Tensor) -> Tensor:
         """Return (G + λ I)⁻¹ b."""
@@ -174,13 +164,15 @@ class _Samples:
         scale = w.square().sum() + self.ridge * (1 + a.square().sum())
         if self.ridge == 0 and scale < SINGULAR * base.square().sum():
             norms = torch.cat([_squares(block) for block in self.blocks]).sqrt() * base.norm()
-            row, same = int((inner / norms).abs().argmax()), float((inner / norms).abs().max())
-            which = f"are those of sample {row}" if same > 1 - SINGULAR else "lie in the span of the samples' features"
-            raise ValueError(f"the features of x {which}: no interpolator is free to fit it; pass ridge > 0")
-        row = torch.linalg.solve_triangular(self.factor, inner[:, None], upper=False).T
-        factor = torch.cat(
-            [torch.nn.functional.pad(self.factor, (0, 1)), torch.cat([row[0], scale.sqrt()[None]])[None]]
-        )
+            cosine, row = (inner / norms).abs().max(dim=0)
+            which = "lie in the span of the samples' features"
+            if cosine > 1 - SINGULAR:
+                labels = "equal" if self.y[row] == y else "opposite"
+                which = f"are those of sample {int(row)}, up to a factor, and the labels are {labels}"
+            raise ValueError(f"the features of x {which}: the Gram matrix would be singular; pass ridge > 0")
+        row = torch.linalg.solve_triangular(self.factor, inner[:, None], upper=False)[:, 0]
+        last = torch.cat([row, scale.sqrt()[None]])[None]
+        factor = torch.cat([torch.nn.functional.pad(self.factor, (0, 1)), last])
         samples = _Samples([*self.blocks, base[None]], torch.cat([self.y, self.y.new_tensor([y])]), self.ridge, factor)
         return samples, w, scale
 
@@ -219,14 +211,14 @@ def interpolate(
                 f"interpolation is impossible: N = {len(X)} samples exceed p = {features.shape[1]} features; "
                 "pass ridge > 0 for ridge regression"
             )
-        samples = _Samples([features], y, float(ridge))
-        return Model(phi, tuple(X.shape[1:]), samples, samples.theta())
+        samples = _Samples([features], y, float(ridge), _factor(_gram(features), y, ridge))
+        return Model(phi, tuple(X.shape[1:]), samples)
 
 
-def _features(phi: Callable[[Tensor], Tensor], X: Tensor, progress: bool) -> Tensor:
+def _features(phi: Callable[[Tensor], Tensor], X: Tensor, progress: bool = False) -> Tensor:
     """Return the features (N, p) of texts X (N, n, d), checked."""
     if isinstance(phi, RandomFeatures | DeepRandomFeatures):
-        if phi.words is not None:
+        if phi.words is not None and getattr(phi, "texts", None) is None:
             raise ValueError("phi has the law of one text only (words=...): give several texts the full map")
         features = phi(X)  # all texts at once: V is drawn for each call
     else:
@@ -310,26 +302,33 @@ class LearnedEdit:
 
 def measure_edit(g: Model, delta: Tensor, word: int = 0, *, loss: str = "error") -> LearnedEdit:
     """Return what the edit ``delta`` (d,) of one word of g's added text does, from the features of the edited text."""
-    check_choice("loss", loss, dict.fromkeys(("error", "alignment")))
-    (word,) = check_words(int(word), g.shape[0])
-    sample = g._added()._added_sample
+    sample, word = _check_search(g, word, loss)
     delta = torch.as_tensor(delta).to(sample.X)
     if delta.shape != g.shape[1:]:
         raise ValueError(f"delta must have shape (d,) = ({g.shape[1]},), got {tuple(delta.shape)}")
     with torch.no_grad():
-        if isinstance(sample.all, RandomFeaturesEdit):  # through u + V_i Δ: V is not drawn again
-            features = sample.edit([word]).features(delta[None, None])[0, 0].double()
+        if sample.all:  # through u + V_i Δ: V is not drawn again
+            features = sample.edit(word).features(delta[None, None])[0, 0].double()
         else:
             edited = sample.X.clone()
             edited[word] += delta
-            features = _features(g.phi, edited[None], False)[0].double()
-        moved, f, y = features - g.base, g.pretrained, g.y
-        gamma = float((moved @ f.theta).abs())
-        alignment = float(g.base @ g.direction + moved @ g.direction)
-        prediction = float(features @ g.theta)
-    error = (prediction + y) ** 2
+            features = _features(g.phi, edited[None])[0].double()
+        gamma = abs(float((features - g.base) @ g.pretrained.theta))
+        alignment, prediction = float(features @ g.direction), float(features @ g.theta)
+    error = (prediction + g.y) ** 2
     reached = (error if loss == "error" else (alignment + 1) ** 2) <= REACHED
     return LearnedEdit(word, delta, prediction, error, gamma, alignment, reached)
+
+
+def _sample_of(g: Model) -> _Sample:
+    if g.pretrained is None:
+        raise ValueError("the model must come from fine_tune or retrain: it has no added sample yet")
+    return g._added
+
+
+def _check_search(g: Model, word: int, loss: str) -> tuple[_Sample, int]:
+    check_choice("loss", loss, LOSSES)
+    return _sample_of(g), check_words(operator.index(word), g.shape[0])[0]
 
 
 def find_edit(
@@ -341,7 +340,7 @@ def find_edit(
     max_gamma: float | None = None,
     *,
     starts: int = 8,
-    steps: int = 300,
+    steps: int = 100,
     seed: int = 0,
 ) -> LearnedEdit:
     r"""Find the edit ‖Δ‖ ≤ √d of one word that the model g tells best from the text it has just learned.
@@ -354,7 +353,8 @@ def find_edit(
     max_gamma : how far the pretrained model may tell the two texts apart, |f(X', θ*) − f(x, θ*)| ≤ max_gamma, held to
         1e-6; None for any. Δ = 0 meets every one, so the best within it is returned, ``reached`` saying whether its
         loss is zero.
-    starts, steps : points the search starts from and its most steps. seed : of the random starts.
+    starts : points the search starts from: zero, −x_i and random ones. Two do for random features of long texts.
+    steps : its most steps; it stops before, when ten gain less than 1e-4. seed : of the random starts.
 
     The search works in float64 on the exact edits of :mod:`wslib.edits` for the library's maps, and in x's dtype for
     other callables. What it finds is an upper bound on the least loss. See the chapter on learning.
@@ -372,7 +372,7 @@ def frontier(
     loss: str = "error",
     *,
     starts: int = 8,
-    steps: int = 300,
+    steps: int = 100,
     seed: int = 0,
 ) -> list[LearnedEdit]:
     """Return, for each γ of ``gammas`` (increasing), the best edit found with |f(X', θ*) − f(x, θ*)| ≤ γ.
@@ -380,17 +380,15 @@ def frontier(
     One search in one batch: a γ may take over what a smaller one has found, so the least loss never rises along the
     list. Arguments as in :func:`find_edit`; each result's own ``gamma`` is the move that it needs.
     """
-    sample = g._added()._added_sample
+    sample, word = _check_search(g, word, loss)
     if x.shape != sample.given.shape or not torch.equal(x.to(sample.X), sample.X) or y != g.y:
         raise ValueError("x and y must be the sample that g was fine-tuned or re-trained on")
-    check_choice("loss", loss, dict.fromkeys(("error", "alignment")))
     check_count(starts=starts, steps=steps)
-    (word,) = check_words(int(word), g.shape[0])
     gammas = [float(gamma) for gamma in gammas]
     if not gammas or not all(gamma >= 0 for gamma in gammas) or sorted(gammas) != gammas:
         raise ValueError(f"gammas (max_gamma) must be zero or positive and in increasing order, got {gammas}")
     with torch.no_grad():
-        found = _search(g, sample.edit([word]), loss, gammas, starts, steps, seed)
+        found = _search(g, sample.edit(word), loss, gammas, starts, steps, seed)
     return [measure_edit(g, delta, word, loss=loss) for delta in found]
 
 
@@ -400,10 +398,10 @@ def _search(g: Model, e: Edit, loss: str, gammas: list[float], starts: int, step
     With a = f(X', θ*) − f(x, θ*) and F the alignment, the error is h² with h = f(x, θ*) + y + a + (y − f(x, θ*)) F, and
     the alignment loss h² with h = F + 1. Each step goes along ∓∇h and is projected onto the ball and the slab of all Δ
     that keep |a| ≤ γ to first order, then, where |a| > γ remains, onto the slab at the point it came to. It counts if
-    |a| ≤ γ and h² fell, and the next is twice as long, a quarter otherwise. Long steps end at the farthest corner.
+    |a| ≤ γ and h² fell, and the next is twice as long, a quarter otherwise, or ends where the secant crosses h = 0.
     """
     f, d = g.pretrained, e.X.shape[1]
-    radius, tiny = math.sqrt(d) * (1 - 4 * torch.finfo(e.X.dtype).eps), torch.finfo(e.X.dtype).tiny
+    radius, tiny = math.sqrt(d) * (1 - 4 * torch.finfo(e.X.dtype).eps), 1e-30
     v, here = torch.stack([f.theta, g.direction]).to(e.X), float(g.base @ f.theta)
     constant, on_a, on_F = (here + g.y, 1.0, g.y - here) if loss == "error" else (1.0, 0.0, 1.0)
     bound = torch.tensor(gammas).to(e.X).repeat_interleave(starts)
@@ -451,11 +449,17 @@ def _search(g: Model, e: Edit, loss: str, gammas: list[float], starts: int, step
         delta, _, h, _, slope = at
         move = -h.sign()[:, None] * slope / slope.norm(dim=1, keepdim=True).clamp_min(tiny)
         trial = restore(evaluate(fit(delta + radius * length[:, None] * move, at)), 2)
-        better = (trial[1].abs() <= bound + slack) & (trial[2].abs() < h.abs())
-        at, length = where(better, trial, at), torch.where(better, 2 * length, length / 4)
+        held, crossed = trial[1].abs() <= bound + slack, h * trial[2] < 0
+        better, share = held & (trial[2].abs() < h.abs()), h / (h - trial[2])  # where the secant sees h = 0
+        shorter = torch.where(held & crossed, share, 0.25)
+        length *= torch.where(better, torch.where(crossed, 1 - share, 2.0), shorter)
+        at = where(better, trial, at)
+        now = at[2].abs()
+        if (now <= 1e-5).reshape(len(gammas), starts).any(1).all():
+            break
         if step % 10 == 0:
-            now = at[2].abs()
-            if ((last - now <= 1e-5 * last) | (now <= 1e-5)).all():
+            gain, least = last - now, now.reshape(len(gammas), starts).amin(1).repeat_interleave(starts)
+            if ((gain <= 1e-4 * last) | (now - 3 * gain > least)).all():
                 break
             last = now
     delta, losses = at[0].reshape(len(gammas), starts, d), at[2].abs().reshape(len(gammas), starts)
