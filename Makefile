@@ -9,6 +9,7 @@
 # make formgrade SUBMISSIONS=...   grade by hand what tests cannot, in a browser; then make grade again
 #
 # make book MODEL=google-bert/bert-base-uncased REVIEWS=stanfordnlp/imdb   the book on other words and reviews
+# make book LLM=some/instruct-model                                        with a language model's answers in "One word"
 # make PYTHON=python3.12 ...                                               with a Python of your choice
 
 SHELL = /bin/sh
@@ -22,10 +23,12 @@ SOURCES = _config.yml _toc.yml $(wildcard book/*.* book/_ext/*.py book/_static/*
 
 MODEL = packaged
 REVIEWS = packaged
+LLM =
 export WSLIB_MODEL = $(MODEL)
 export WSLIB_REVIEWS = $(REVIEWS)
+export WSLIB_LLM = $(LLM)
 # The packaged model and reviews need no network, so nothing is to be looked for there.
-ifeq ($(MODEL)$(REVIEWS),packagedpackaged)
+ifeq ($(MODEL)$(REVIEWS)$(LLM),packagedpackaged)
 export HF_HUB_OFFLINE = 1
 endif
 
@@ -50,10 +53,10 @@ $(SITE): .venv/ready $(SETTINGS) $(SOURCES)
 	$(BIN)/jupyter-book build . --all -W --keep-going -n
 	@touch $(SITE)
 
-# Holds the model and the reviews of the last build; rewritten, and so newer than the site, only when they change.
+# Holds the models and the reviews of the last build; rewritten, and so newer than the site, only when they change.
 $(SETTINGS): FORCE
 	@mkdir -p _build
-	@echo "$(MODEL) $(REVIEWS)" | cmp -s - $@ || echo "$(MODEL) $(REVIEWS)" > $@
+	@echo "$(MODEL) $(REVIEWS) $(LLM)" | cmp -s - $@ || echo "$(MODEL) $(REVIEWS) $(LLM)" > $@
 
 test: $(SITE) .venv-nbgrader/ready
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """Run the notebooks before the pages are built: several at a time, and again only where something has changed.
 
 Jupyter Book runs one notebook after the other, and keeps what it ran in a cache that knows the notebook alone. So here
-the whole cache goes when the library, the requirements or the choice of model and reviews change.
+the whole cache goes when the library, the requirements or the choice of models and reviews change. Beside each
+notebook the cache keeps how long it took and on how many threads, for the page on the build (book_report).
 """
 
 import asyncio
@@ -30,6 +31,7 @@ def cache_key(root):
     for path in [*sorted(Path(root, "wslib").glob("*.py")), Path(root, "requirements.txt")]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     settings = [os.environ.get(name, "packaged") for name in ("WSLIB_MODEL", "WSLIB_REVIEWS")]
+    settings.append(os.environ.get("WSLIB_LLM", ""))
     digest.update("\0".join([*settings, platform.python_version()]).encode())
     return digest.hexdigest()
 
@@ -58,7 +60,7 @@ async def run_all(pending, cache, timeout):
     environment = {"OMP_NUM_THREADS": str(max(1, cores // workers)), **os.environ}
     logger.info("Notebooks to run: %s, %s at a time", len(pending), workers)
     turn = asyncio.Semaphore(workers)
-    failures = []
+    failures, done = [], []
 
     async def run(path, notebook):
         async with turn:
@@ -73,12 +75,17 @@ async def run_all(pending, cache, timeout):
             )
             try:
                 await client.async_execute(env=environment)
+                end = ""
             except (CellControlSignal, RuntimeError) as error:  # a cell raised or took too long; the kernel died
                 failures.append(f"{path.name} failed:\n{error}")
-                return
+                end = ", failed"
             seconds = time.perf_counter() - start
-            logger.info("  %s: %.0f s", path.stem, seconds)
-            bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
+            done.append(path)
+            logger.info("  %s: %.0f s%s (%s of %s)", path.stem, seconds, end, len(done), len(pending))
+            if end:
+                return
+            data = {"execution_seconds": seconds, "threads": environment["OMP_NUM_THREADS"]}
+            bundle = CacheBundleIn(notebook, str(path), data=data)
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
     await asyncio.gather(*(run(path, notebook) for path, notebook in pending.items()))
