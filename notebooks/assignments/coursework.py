@@ -8,6 +8,7 @@ OUT/course is an ordinary nbgrader course: nbgrader's own tools work there, and 
 
 import csv
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,13 +16,24 @@ from pathlib import Path
 import nbformat
 from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor
 from nbgrader.apps import NbGraderAPI
-from nbgrader.preprocessors import ClearHiddenTests, GetGrades
+from nbgrader.preprocessors import ClearHiddenTests, GetGrades, NbGraderPreprocessor
 from traitlets.config import Config
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.append(str(ROOT / "book" / "_ext"))
 from book_assignments import bundle, write_if_new  # noqa: E402
+
+
+class ClearTracebacks(NbGraderPreprocessor):
+    """Leave out of feedback the frame of a traceback that shows hidden tests."""
+
+    def preprocess_cell(self, cell, resources, index):
+        """Go through the errors of one cell."""
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                output.traceback = [frame for frame in output.traceback if "HIDDEN TESTS" not in frame]
+        return cell, resources
 
 
 def course(out, seconds=60):
@@ -34,8 +46,9 @@ def course(out, seconds=60):
     config.CourseDirectory.root = str(out / "course")
     config.CourseDirectory.feedback_directory = str(out / "feedback")
     config.Execute.timeout = seconds
+    config.Execute.iopub_timeout = config.Execute.startup_timeout = 120  # a busy machine is no fault of the student's
     config.OverwriteCells.add_missing_cells = True
-    config.GenerateFeedback.preprocessors = [GetGrades, ClearHiddenTests, CSSHTMLHeaderPreprocessor]
+    config.GenerateFeedback.preprocessors = [GetGrades, ClearHiddenTests, ClearTracebacks, CSSHTMLHeaderPreprocessor]
     config.NbGraderAPI.log_level = "ERROR"
     (out / "course").mkdir(parents=True, exist_ok=True)
     return NbGraderAPI(config=config)
@@ -112,16 +125,27 @@ def grade(api, out, submissions):
             rows = scores(api, name, student, graded.exists())
             tasks += [[student, name, *row] for row in rows]
             totals.append([student, name, *summary(rows), "; ".join(note)])
-    columns = ["automatic", "of", "by hand", "of", "total", "of", "still to grade by hand", "note"]
+    columns = [
+        "automatic",
+        "automatic of",
+        "by hand",
+        "by hand of",
+        "total",
+        "total of",
+        "still to grade by hand",
+        "note",
+    ]
     write(out / "grades.csv", ["student", "assignment", *columns], totals)
     write(out / "tasks.csv", ["student", "assignment", "task", "graded", "score", "of"], tasks)
     print(f"\n{out / 'grades.csv'}\n{out / 'tasks.csv'}\n{out / 'feedback'}")
 
 
 def reason(result):
-    """Return the last line of an error that says something."""
-    lines = (result.get("error") or result.get("log") or "").strip().splitlines()
-    return lines[-1] if lines else "nbgrader gave no reason"
+    """Return the last error in the log that is not about another one."""
+    errors = [
+        line.strip() for line in result.get("log", "").splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)
+    ]
+    return errors[-1] if errors else "nbgrader gave no reason"
 
 
 def scores(api, name, student, graded):
