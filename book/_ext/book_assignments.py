@@ -37,8 +37,8 @@ as they are: they are put back before grading. At the end: Kernel, Restart Kerne
 PAGE = """```{{admonition}} An assignment
 :class: tip
 {{download}}`Download {name}.zip <{name}.zip>`: this notebook, the library, and how to start (README.md).
-It belongs to {chapters}.
-What you see here is the empty sheet, with nothing run; all [assignments](../teaching.md) and how they are graded.
+It belongs to {chapters}; the exercises there prepare for it. What you see here is the empty sheet, with nothing run.
+[All assignments](../teaching.md), and how they are graded.
 ```"""
 
 
