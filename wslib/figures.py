@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 
 COLORS = {
     "RF": "#0072B2",
@@ -91,3 +93,26 @@ def words(ax: Axes, tokens: Sequence[str], values: Sequence[float], *, name: str
     ax.set(ylabel=label, xlim=(-0.6, len(tokens) - 0.4))
     ax.grid(axis="x", visible=False)
     return ax
+
+
+def text(
+    ax: Axes, tokens: Sequence[str], values: Sequence[float], *, name: str, limits: tuple[float, float], line: int = 50
+) -> ScalarMappable:
+    """Write the text out in lines of ``line`` characters, each word on a patch of map ``name``'s colour.
+
+    The patch is white at ``limits[0]`` and full at ``limits[1]``. Returns the scale, for a color bar.
+    """
+    scale = ScalarMappable(Normalize(*limits, clip=True), sns.light_palette(COLORS[name], as_cmap=True))
+    column, row = 0, 0
+    for token, value in zip(tokens, values, strict=True):
+        if column + len(token) > line:
+            column, row = 0, row + 1
+        color = scale.to_rgba(float(value))
+        dark = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] < 0.5
+        patch = {"boxstyle": "round,pad=0.15", "facecolor": color, "edgecolor": "none"}
+        style = {"family": "DejaVu Sans Mono", "fontsize": 9, "color": "white" if dark else "black", "bbox": patch}
+        ax.text(column, -row, token, va="center", **style)
+        column += len(token) + 1
+    ax.set(xlim=(-0.5, line), ylim=(-row - 0.7, 0.7))
+    ax.axis("off")
+    return scale
