@@ -426,7 +426,7 @@ def _search(g: Model, e: Edit, loss: str, gammas: list[float], starts: int, step
         edge = edge.clamp(-radius, radius)[:, None]
         across = z - (unit * z).sum(1, keepdim=True) * unit
         across *= ((radius**2 - edge**2).sqrt() / across.norm(dim=1, keepdim=True).clamp_min(tiny)).clamp_max(1)
-        return torch.where(inside, p, edge * unit + across)
+        return torch.where(inside, p, project(edge * unit + across))  # again, for roundings
 
     def restore(at, times):
         for _ in range(times):
