@@ -100,9 +100,10 @@ def text(
 ) -> ScalarMappable:
     """Write the text out in lines of ``line`` characters, each word on a patch of map ``name``'s colour.
 
-    The patch is white at ``limits[0]`` and full at ``limits[1]``. Returns the scale, for a color bar.
+    The patch is pale at ``limits[0]`` and full at ``limits[1]``. Returns the scale, for a color bar.
     """
-    scale = ScalarMappable(Normalize(*limits, clip=True), sns.light_palette(COLORS[name], as_cmap=True))
+    palette = sns.light_palette(COLORS[name], as_cmap=True, reverse=limits[0] > limits[1])
+    scale = ScalarMappable(Normalize(*sorted(limits), clip=True), palette)
     column, row = 0, 0
     for token, value in zip(tokens, values, strict=True):
         if column + len(token) > line:
