@@ -108,11 +108,8 @@ def text(
     for token, value in zip(tokens, values, strict=True):
         if column + len(token) > line:
             column, row = 0, row + 1
-        color = scale.to_rgba(float(value))
-        dark = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] < 0.5
-        patch = {"boxstyle": "round,pad=0.15", "facecolor": color, "edgecolor": "none"}
-        style = {"family": "DejaVu Sans Mono", "fontsize": 9, "color": "white" if dark else "black", "bbox": patch}
-        ax.text(column, -row, token, va="center", **style)
+        patch = {"boxstyle": "round,pad=0.15", "facecolor": scale.to_rgba(float(value)), "edgecolor": "none"}
+        ax.text(column, -row, token, va="center", family="DejaVu Sans Mono", fontsize=9, color="black", bbox=patch)
         column += len(token) + 1
     ax.set(xlim=(-0.5, line), ylim=(-row - 0.7, 0.7))
     ax.axis("off")
