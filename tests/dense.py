@@ -35,3 +35,12 @@ def search(X, W, score="softmax", word=0, steps=None, length=10.0):
             delta = delta + length * slope
             delta *= min(1.0, math.sqrt(d) / float(delta.norm()))
     return best
+
+
+def retrain(phi, X, y):
+    """Return the re-trained θ of texts (N + 1, n, d), the last one added: pseudo-inverse and explicit projector."""
+    Phi = torch.stack([phi(x) for x in X])
+    theta = torch.linalg.pinv(Phi[:-1]) @ y[:-1]
+    off = torch.eye(Phi.shape[1], dtype=Phi.dtype) - torch.linalg.pinv(Phi[:-1]) @ Phi[:-1]
+    w = off @ Phi[-1]
+    return theta + w * (y[-1] - Phi[-1] @ theta) / (w @ w)
