@@ -192,8 +192,8 @@ def page(rows, learned, costs):
     yield "## Learning beside a pseudo-inverse\n"
     yield (
         "The whole way from texts to the edit that a model learns: features, fit, fine-tuning, re-training and one "
-        "edit. *Plain* is a pseudo-inverse of the feature matrix and an explicit D × D projector, in float64, at a size "
-        "where that fits; the difference is that of the re-trained parameters, relative to their norm.\n"
+        "edit. *Plain* is a pseudo-inverse of the feature matrix and an explicit D × D projector, in float64, where "
+        "that fits; the difference is that of the re-trained parameters, relative to their norm.\n"
     )
     yield "| case | engine | plain | faster | difference | peak memory |"
     yield "|---|---|---|---|---|---|"
