@@ -89,6 +89,7 @@ class AttentionEdit(Edit):
         self.phi, self.X = phi, check_context(X, d=phi.d, batch=False)
         self.words = check_words(words, len(X))
         self.log_weight = LOG_WEIGHTS.get(phi.score)
+        self.layer = Attention(phi.W.to(X), phi.b.to(X), phi.score, phi.temperature)  # cast once, not at every trial
         self.q = phi.queries(X)
         self.scores = self.q @ X.T
         self.base = phi(X)
@@ -168,7 +169,7 @@ class AttentionEdit(Edit):
 
     def _own_weights(self, new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return, of row i after the edit, its query, the scores and weights a of all words, x' last, and Σ a."""
-        q = self.phi.queries(new)
+        q = self.layer.queries(new)
         s = torch.cat([q @ self.X.T, (q * new).sum(-1, keepdim=True)], dim=-1)
         there = torch.nn.functional.pad(self.others, (0, 1), value=True)[:, None]  # all but the old word i
         if self.log_weight:
@@ -249,7 +250,7 @@ class _Squared(torch.autograd.Function):
             pull = torch.cat([v @ edit.X.T, (v * new).sum(-1, keepdim=True)], dim=-1)
             pull = (pull - normalised * (v * own).sum(-1, keepdim=True)) * edit._weight_slope(s, a) / total
             moved = pull[..., :-1] @ edit.X + pull[..., -1:] * new
-            half = half + edit.phi.queries_back(moved) + pull[..., -1:] * q + a[..., -1:] / total * v
+            half = half + edit.layer.queries_back(moved) + pull[..., -1:] * q + a[..., -1:] / total * v
             ctx.save_for_backward(2 * half)
         return (rows.sum(-1) + v.square().sum(-1)).clamp_min(0)
 

@@ -83,7 +83,7 @@ def word_sensitivity(
     starts : how many points the search climbs from, for each word. None: 32 for attention, 4 for other callables;
         random features climb from six leading singular directions instead, and where V_i alone has more than
         2**27 entries these are taken as they are (at n = 1000, d = 768 the best is within 1 % of the limit's constant).
-    steps : the most steps of the last climb. It stops before, when ten steps gain less than 5e-5 of the value.
+    steps : the most steps of the last climb. It stops before, when ten steps gain less than 2.5e-4 of the value.
     seed : of the random starts. The same seed gives the same result.
     bound : the certificate for attention: "simple" (row by row, at once, about twice the value), "tight" (half a
         second to two for each word; on reviews 3 to 12 % above the value), True for the tight one for up to 16 words
@@ -239,7 +239,7 @@ def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
     boundary. Attention has many local maxima that share most of their open gates, so more than eight starts are a
     population: the better third goes on after twelve steps; then, up to four times, the six best that differ are
     crossed, each pair at the middle of its arc, and the crossings climb, until none is better by 1e-3. The best
-    six climb on. A word is done when ten steps gain each climber less than 1e-4, or less than a third of what it
+    six climb on. A word is done when ten steps gain each climber less than 5e-4, or less than a third of what it
     lacks to the best.
     """
     c = Climbers.at(e, delta)
@@ -260,7 +260,7 @@ def climb(e: Edit, delta: Tensor, steps: int = 200) -> tuple[Tensor, Tensor]:
         c = c.ascend(e, min(10, steps - step))
         gain = c.value - last
         behind = c.value + 3 * gain < c.value.amax(dim=1, keepdim=True)
-        done = ((gain <= 1e-4 * last) | behind).all(dim=1) | (step + 10 >= steps)
+        done = ((gain <= 5e-4 * last) | behind).all(dim=1) | (step + 10 >= steps)
         for w in done.nonzero()[:, 0].tolist():
             ends[active[w]] = (c.delta[w], c.value[w])
         if done.all():
