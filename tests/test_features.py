@@ -137,7 +137,8 @@ def test_features_in_law_share_the_blocks_and_have_the_right_variance():
 
 def test_features_of_several_texts_in_law():
     # Five texts, one of them twice, and two with words 1 and 4 edited: u = V vec has covariance K = ⟨vec, vec⟩/D over
-    # the k rows of V. A sample covariance has variance (K_aa K_bb + K_ab²)/k; 28 of them miss by six of its roots with P < 1e-7.
+    # the k rows of V. A sample covariance has variance (K_aa K_bb + K_ab²)/k; that one of 28 misses by six of its roots
+    # has a probability below 1e-7.
     n, d, k = 6, 5, 100_000
     texts = torch.stack([context(n, d, seed) + 0.7 for seed in (0, 1, 2, 3, 0)])
     X = torch.cat([texts, texts[:2]])
