@@ -550,6 +550,12 @@ def test_chapters_and_assignments_refer_to_each_other(name):
 # nbgrader itself
 
 
+def test_requirements_of_nbgrader_are_exact():
+    lines = [line for line in (ROOT / "requirements-nbgrader.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert [line for line in lines if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
+    assert "nbgrader==0.9.6" in lines
+
+
 @pytest.fixture(scope="module")
 def coursework(tmp_path_factory):
     """Run coursework.py in nbgrader's environment, in a folder of its own."""

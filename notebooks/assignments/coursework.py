@@ -47,6 +47,7 @@ def course(out, seconds=60):
     config.CourseDirectory.feedback_directory = str(out / "feedback")
     config.Execute.timeout = seconds
     config.Execute.iopub_timeout = config.Execute.startup_timeout = 120  # a busy machine is no fault of the student's
+    config.Execute.extra_arguments = ["--IPKernelApp.log_level=40", "--HistoryManager.hist_file=:memory:"]
     config.OverwriteCells.add_missing_cells = True
     config.GenerateFeedback.preprocessors = [GetGrades, ClearHiddenTests, ClearTracebacks, CSSHTMLHeaderPreprocessor]
     config.NbGraderAPI.log_level = "ERROR"
@@ -136,7 +137,7 @@ def grade(api, out, submissions):
         "note",
     ]
     write(out / "grades.csv", ["student", "assignment", *columns], totals)
-    write(out / "tasks.csv", ["student", "assignment", "task", "graded", "score", "of"], tasks)
+    write(out / "tasks.csv", ["student", "assignment", "task", "graded", "score", "of", "still to grade"], tasks)
     print(f"\n{out / 'grades.csv'}\n{out / 'tasks.csv'}\n{out / 'feedback'}")
 
 
@@ -149,7 +150,7 @@ def reason(result):
 
 
 def scores(api, name, student, graded):
-    """Return task, kind, score (None: still to be graded by hand) and points of every task; zeros if not graded."""
+    """Return task, kind, score, points, and yes where a look by hand is still due, of every task."""
     with api.gradebook as book:
         notebook, given = book.find_notebook(name, name), {}
         if graded:
@@ -158,8 +159,8 @@ def scores(api, name, student, graded):
         rows = []
         for cell in notebook.grade_cells:
             one = given.get(cell.name)
-            score = None if one and one.needs_manual_grade else one.score if one else 0.0
-            rows.append([cell.name, "by hand" if cell.name in by_hand else "automatic", score, cell.max_score])
+            kind, due = "by hand" if cell.name in by_hand else "automatic", bool(one and one.needs_manual_grade)
+            rows.append([cell.name, kind, one.score if one else 0.0, cell.max_score, "yes" if due else ""])
         return rows
 
 
@@ -168,8 +169,8 @@ def summary(rows):
     sums = []
     for kinds in (["automatic"], ["by hand"], ["automatic", "by hand"]):
         part = [row for row in rows if row[1] in kinds]
-        sums += [sum(row[2] or 0.0 for row in part), sum(row[3] for row in part)]
-    return [*sums, sum(row[2] is None for row in rows)]
+        sums += [sum(row[2] for row in part), sum(row[3] for row in part)]
+    return [*sums, sum(row[4] == "yes" for row in rows)]
 
 
 def write(path, header, rows):
