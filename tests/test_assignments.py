@@ -623,7 +623,7 @@ def test_round_trip_through_nbgrader(coursework):
         "read-scores": "YOUR ANSWER HERE",
     }
     put(handed_in / "bob" / f"{name}.ipynb", solved(name), {**light, **broken})
-    done = run("grade", handed_in, "graded", "30")
+    done = run("grade", handed_in, "graded", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     scores = {(r["student"], r["task"]): r["score"] for r in table(folder, "tasks")}
     points = {r["task"]: r["of"] for r in table(folder, "tasks") if r["graded"] == "automatic"}
@@ -643,7 +643,7 @@ def test_round_trip_through_nbgrader(coursework):
 
     # A second run grades what is new only. A notebook that kills its kernel has no points, and a note.
     put(handed_in / "eve" / f"{name}.ipynb", solved(name), {**light, "score-attention": "import os\nos._exit(1)"})
-    done = run("grade", handed_in, "graded", "30")
+    done = run("grade", handed_in, "graded", "20")
     assert re.findall("grading .*", done.stdout) == [f"grading {name} of eve ..."]
     assert table(folder, "grades")[:3] == [ada, bob, empty]
     eve = table(folder, "grades")[3]
