@@ -140,7 +140,8 @@ def build(folder, prose, metadata):
     (folder / "_toc.yml").write_text("format: jb-book\nroot: page\nchapters:\n- file: drawing\n")
     (folder / "_config.yml").write_text(
         "execute: {execute_notebooks: force}\n"
-        f"sphinx: {{local_extensions: {{book_figures: {EXTENSIONS}, book_setup: {EXTENSIONS}}}}}\n"
+        "sphinx:\n  local_extensions:\n"
+        + "".join(f"    {name}: {EXTENSIONS}\n" for name in ("book_figures", "book_setup", "book_warnings"))
     )
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [jupyter_book, "build", ".", "--all", "-W", "--keep-going", "-n"]
@@ -176,6 +177,8 @@ def test_figures_without_alternative_text_fail_the_build(tmp_path):
     assert "page.md: WARNING: image without alternative text" in said
     assert "glued-figure needs the options doc and alt, got no alt" in said
     assert "Glue reference 'nothing' not found" in said
+    end = said.split("build finished")[0].rpartition("dumping object inventory")[2]
+    assert "page.md: WARNING: image without alternative text" in end  # once more, where it is found
 
 
 def test_reviews_model_and_width_are_named_as_the_book_was_built(tmp_path, monkeypatch):
