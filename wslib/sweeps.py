@@ -32,7 +32,8 @@ def sweep(
     grid : {name: values}, taken as a product, or a list of settings, each a dict.
     seeds : each setting is measured once with each.
     n_jobs : joblib workers, None for what ``joblib.parallel_config`` says (one by default). Inside
-        ``with joblib.parallel_config("dask"):`` the same call runs on a dask cluster.
+        ``with joblib.parallel_config("dask"):`` the same call runs on a dask cluster. Workers are processes; joblib
+        replaces one that has grown by 300 MB, and warns that it stopped: the results are the same.
     cache : a folder, True for the user's cache folder, False for none. A result is kept under a key made of the
         setting, the seed, the source of ``measure`` and of what it refers to, the sources of wslib and the version of
         torch; each is stored as soon as it is there, so an interrupted sweep goes on where it stopped.
