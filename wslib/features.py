@@ -134,8 +134,11 @@ class RandomFeatures:
         what they add to u = V vec X is drawn at once, k independent N(0, 1 - len(words)/n). For one text X with rows
         of norm sqrt(d) and its edits at ``words`` this has exactly the law of the full map (V is independent over
         words); for two texts that differ elsewhere it has not.
+    texts : (N, n, d), with ``words``: the only texts that will ever be met, each edited at ``words`` alone. V is drawn
+        on their span, which has exactly the law of the full map for all of them together; it costs N D in place of k D.
 
-    Defined in the notation page, derived in the chapter on random features.
+    Raises ValueError for a text that is none of ``texts``, edited at ``words``, and for a word that is none of
+    ``words``. Defined in the notation page, derived in the chapter on random features.
     """
 
     def __init__(

@@ -27,8 +27,9 @@ from wslib.features import (
 )
 from wslib.sensitivity import project
 
-#: Columns of the features that are taken to float64 at once, and texts that an attention layer takes at once.
-COLUMNS, TEXTS = 4096, 32
+#: Columns of the features that are taken to float64 at once (few enough to stay in the processor's cache), rows of the
+#: Gram matrix, and texts that an attention layer takes at once.
+COLUMNS, ROWS, TEXTS = 512, 300, 32
 #: A sample with less than this share of its features' squared norm off the span of the others (a hundred roundings of
 #: float32) counts as lying in it.
 SINGULAR = 1e-10
@@ -253,10 +254,12 @@ def _squares(A: Tensor) -> Tensor:
 
 
 def _gram(A: Tensor) -> Tensor:
+    """Return A Aᵀ; only the blocks on and below its diagonal are multiplied out."""
     G = torch.zeros(len(A), len(A), dtype=torch.float64, device=A.device)
     for part in _columns(A):
-        G.addmm_(part, part.T)
-    return G
+        for rows, end in zip(part.split(ROWS), range(ROWS, len(A) + ROWS, ROWS), strict=True):
+            G[end - ROWS : end, :end].addmm_(rows, part[:end].T)
+    return G.tril() + G.tril(-1).T
 
 
 def _factor(G: Tensor, y: Tensor, ridge: float) -> Tensor:
