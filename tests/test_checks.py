@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from IPython.core.ultratb import VerboseTB
 
 import wslib
 from wslib import checks
@@ -149,3 +150,88 @@ def test_delta_outside_the_ball_is_refused_whatever_it_reaches():
 
     with pytest.raises(AssertionError, match="outside the ball: its norm is 10 √d, and at most √d is allowed"):
         checks.find_delta(far)
+
+
+def test_a_wrong_number_is_no_constant_factor():
+    with pytest.raises(AssertionError, match=r"relative_change is 7 where 0\.\d+ is right"):
+        checks.relative_change(lambda phi, X, i, delta: 7.0)
+
+
+@pytest.mark.parametrize("form", [torch.stack, lambda parts: np.array([float(p) for p in parts]), list])
+def test_several_numbers_may_come_as_one_array(form):
+    def measure(theta, theta_f, phi_x, phi_edited, y):
+        move = (phi_edited - phi_x) @ theta
+        return form([(phi_edited @ theta_f + y) ** 2, move.abs(), phi_edited @ phi_x / phi_x.square().sum()])
+
+    checks.measure(measure)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 20])
+def test_row_i_does_not_count_among_the_rows(seed):
+    def rows_bound(X, W, i):
+        rest = torch.arange(len(X)) != i
+        Z = (X @ W @ X.T / X.shape[1] ** 0.5).relu()[:, rest].sum(1)
+        return 16 * torch.linalg.matrix_norm(X @ W, 2) ** 2 / Z.min() ** 2
+
+    with pytest.raises(AssertionError, match="yours looks at row i too"):
+        checks.rows_bound(rows_bound, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 20])
+def test_a_row_of_small_weights_is_divided_by_its_sum(seed):
+    def score_attention(X, W, weight):
+        a = weight(X @ W @ X.T / X.shape[1] ** 0.5)
+        return a / a.sum(1, keepdim=True).clamp(min=1) @ X
+
+    with pytest.raises(AssertionError, match=r"score_attention: .*divide"):
+        checks.score_attention(score_attention, seed=seed)
+
+
+def test_a_row_without_weights_is_not_filled():
+    def score_attention(X, W, weight):
+        a = weight(X @ W @ X.T / X.shape[1] ** 0.5)
+        total = a.sum(1, keepdim=True)
+        return torch.where(total > 0, a / total, 1 / len(X)) @ X
+
+    with pytest.raises(AssertionError, match="must stay zero; yours is filled"):
+        checks.score_attention(score_attention)
+
+
+def test_retraining_goes_on_from_the_theta_that_it_is_given():
+    def retrain(theta, Phi, phi_x, y):
+        return torch.linalg.pinv(torch.vstack([Phi, phi_x])) @ torch.cat([Phi @ theta, torch.tensor([y]).to(theta)])
+
+    with pytest.raises(AssertionError, match="start from theta as it comes"):
+        checks.retrain(retrain)
+
+
+def shown(check, function):
+    """What a notebook shows when the check fails."""
+    try:
+        check(function)
+    except Exception as error:
+        if hasattr(error, "_render_traceback_"):
+            return "\n".join(error._render_traceback_())
+        return VerboseTB(theme_name="nocolor").text(type(error), error, error.__traceback__)
+    raise AssertionError("the check passes")
+
+
+def test_a_notebook_shows_the_diagnosis_and_no_line_of_the_check():
+    def linear(V, X):
+        return V @ X.flatten()
+
+    assert shown(checks.random_features, linear) == (
+        "AssertionError: random_features: the ReLU is missing: negative numbers become 0"
+    )
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "AssertionError"])
+def test_a_notebook_shows_the_line_of_the_student_that_failed(kind):
+    def broken(V, X):
+        assert kind == "RuntimeError", "an assertion of the student's"
+        return V @ X
+
+    text = shown(checks.random_features, broken)
+    assert f"{kind}: " in text
+    assert "def broken(V, X)" in text
+    assert "u.relu()" not in text

@@ -6,6 +6,8 @@ answer may be a tensor, a numpy array, a list or a number. ``seed`` chooses the 
 """
 
 import contextlib
+import functools
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,6 +21,27 @@ from wslib.sensitivity import word_sensitivity
 
 #: Largest relative error of a right answer: float32 inside the function passes, a wrong formula does not.
 TOLERANCE = 1e-4
+
+
+def _brief(check: Callable) -> Callable:
+    """Keep the check's own lines, which hold the answer, out of the traceback that a notebook shows."""
+
+    @functools.wraps(check)
+    def run(function: Callable, seed: int = 0) -> None:
+        __tracebackhide__ = True  # IPython leaves out this frame
+        try:
+            check(function, seed)
+        except Exception as error:
+            trace = error.__traceback__
+            while trace and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            if trace:  # it comes from the student's function: begin there
+                raise error.with_traceback(trace) from None
+            line = f"{type(error).__name__}: {error}"
+            error._render_traceback_ = lambda: [line]  # IPython asks for this
+            raise
+
+    return run
 
 
 def _text(n: int, d: int, random: torch.Generator) -> Tensor:
@@ -74,7 +97,8 @@ def _tensor(name: str, value, shape: tuple[int, ...]) -> Tensor:
 
 def _parts(name: str, value, *parts: str) -> list:
     """Return the several things that a function must return."""
-    number = len(value) if isinstance(value, tuple | list) else 1
+    several = isinstance(value, tuple | list) or getattr(value, "shape", ()) == (len(parts),)
+    number = len(value) if several else 1
     assert number == len(parts), f"{name} must return {len(parts)} things, {', '.join(parts)}; got {number}"
     return list(value)
 
@@ -94,12 +118,13 @@ def _compare(
         for one in wrong if isinstance(wrong, tuple) else (wrong,):
             assert not (one.shape == got.shape and _close(got, one)), f"{name}: {advice}"
     factor = float((got * want).sum() / want.square().sum())
-    if factor and _close(got / factor, want):
+    if factor and _close(got / factor, want):  # for a number this is always so: only a size says something
         for size, number in sizes.items():
             for power, what in ((1, "too large"), (-1, "too small")):
                 assert abs(factor / number**power - 1) > TOLERANCE, (
                     f"{name} is {what} by the factor {size} = {number:g}"
                 )
+        assert want.ndim > 0, f"{name} is {float(got):.4g} where {float(want):.4g} is right"
         raise AssertionError(f"{name} is right but for the constant factor {factor:.4g}")
     error = float((got - want).norm() / want.norm())
     raise AssertionError(f"{name} has the right shape but wrong values: relative error {error:.2g}")
@@ -116,6 +141,7 @@ def _sizes(n: int, d: int) -> dict[str, float]:
 # Random features
 
 
+@_brief
 def random_features(function: Callable, seed: int = 0) -> None:
     """Check ``random_features(V, X)``: ReLU(V vec X), with V (k, n d) and X (n, d), returns (k,)."""
     random = torch.Generator().manual_seed(seed)
@@ -132,6 +158,7 @@ def random_features(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def edit_word(function: Callable, seed: int = 0) -> None:
     """Check ``edit_word(X, i, delta)``: X + e_i Δᵀ, a new matrix (n, d)."""
     random = torch.Generator().manual_seed(seed)
@@ -150,6 +177,7 @@ def edit_word(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def relative_change(function: Callable, seed: int = 0) -> None:
     """Check ``relative_change(phi, X, i, delta)``: ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖, a number."""
     random = torch.Generator().manual_seed(seed)
@@ -179,6 +207,7 @@ def relative_change(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def upper_bound(function: Callable, seed: int = 0) -> None:
     """Check ``upper_bound(V, X)``: max over i of ‖V_i‖_op √d/‖ReLU(V vec X)‖, a number."""
     random = torch.Generator().manual_seed(seed)
@@ -186,6 +215,7 @@ def upper_bound(function: Callable, seed: int = 0) -> None:
         n, d, k = 4, 5, 9
         X, V = _text(n, d, random), _gaussian(k, n * d, random=random)
         V[:, worst * d : (worst + 1) * d] *= 1.5
+        V[:, -d:] *= 0.5  # and the last word's the smallest
         blocks, strided = V.reshape(k, n, d).permute(1, 0, 2), V.reshape(k, d, n).permute(2, 0, 1)
         u, root = V @ X.flatten(), d**0.5
         norms, size = torch.linalg.matrix_norm(blocks, 2), u.relu().norm()
@@ -193,6 +223,8 @@ def upper_bound(function: Callable, seed: int = 0) -> None:
             "the factor √d, the largest norm of delta, is missing": norms.max() / size,
             "take the operator norm of a block, not its Frobenius norm": blocks.norm(dim=(1, 2)).max() * root / size,
             "only word 0 is looked at: take the largest over all words": norms[0] * root / size,
+            "take the largest over the words, not the smallest": norms.min() * root / size,
+            "take the largest over the words, not the sum": norms.sum() * root / size,
             "take the largest over the words, not the mean": norms.mean() * root / size,
             "V_i are the columns i*d to (i+1)*d - 1 of V": torch.linalg.matrix_norm(strided, 2).max() * root / size,
             "take the operator norm of one word's block, not of V": torch.linalg.matrix_norm(V, 2) * root / size,
@@ -229,11 +261,14 @@ def _delta(name: str, value, phi: Callable, X: Tensor, i: int, share: float) -> 
         advice = f"its norm is only {length:.3g} √d; the best ones have norm √d"
     elif change(i, -delta) >= share * found.value:
         advice = "its opposite is better: try both signs of each start, and go uphill, not downhill"
-    elif any(change(j, delta) > change(i, delta) * 1.2 for j in range(n) if j != i):
-        advice = "it does better at another word: is it always the same word that you search?"
+    else:
+        best = word_sensitivity(phi, X, starts=8, bound=False, progress=False).per_word
+        if any(change(j, delta) >= share * best[j] for j in range(n) if j != i):
+            advice = "it is a good one for another word: is it always the same word that you search?"
     raise AssertionError(f"{name}: delta moves phi by {reached:.0%} of what can be found at word {i}: {advice}")
 
 
+@_brief
 def find_delta_features(function: Callable, seed: int = 0) -> None:
     """Check ``find_delta(V, X, i)``: a Δ (d,) in the ball that reaches 95 % of the sup of random features at word i."""
     random = torch.Generator().manual_seed(seed)
@@ -247,6 +282,7 @@ def find_delta_features(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def find_delta(function: Callable, seed: int = 0) -> None:
     """Check ``find_delta(phi, X, i)``: a Δ (d,) in the ball that reaches 90 % of the sup of attention at word i."""
     random = torch.Generator().manual_seed(seed)
@@ -272,6 +308,10 @@ def _attention_mistakes(X: Tensor, W: Tensor, weight: Callable[[Tensor], Tensor]
     return {
         "the scores must be divided by √d": _by_sum(weight(raw)) @ X,
         "the scores must be divided by √d, not by d": _by_sum(weight(raw / d)) @ X,
+        "the scores must be divided by √d, not by √n": _by_sum(weight(raw / n**0.5)) @ X,
+        "row j is an average of words, with row j of the weights; yours takes column j": _by_sum(a).T @ X,
+        "the average is over the words x_k themselves; yours multiplies by W once more": _by_sum(a) @ X @ W,
+        "the scores are X W Xᵀ; yours leave W out": _by_sum(weight(X @ X.T / d**0.5)) @ X,
         "normalize each row of the weights; yours are normalized by columns (dim=1 runs along a row)": _by_sum(a, 0)
         @ X,
         "divide each row of the weights by its sum, not by n": a / n @ X,
@@ -280,6 +320,7 @@ def _attention_mistakes(X: Tensor, W: Tensor, weight: Callable[[Tensor], Tensor]
     }
 
 
+@_brief
 def attention(function: Callable, seed: int = 0) -> None:
     """Check ``attention(X, W)``: softmax(X W Xᵀ/√d) X, (n, d), also where scores are in the thousands."""
     random = torch.Generator().manual_seed(seed)
@@ -295,6 +336,7 @@ def attention(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def score_attention(function: Callable, seed: int = 0) -> None:
     """Check ``score_attention(X, W, weight)``: rows of weight(X W Xᵀ/√d) over their sums (or zero), times X."""
     random = torch.Generator().manual_seed(seed)
@@ -304,18 +346,24 @@ def score_attention(function: Callable, seed: int = 0) -> None:
             X, W = _text(n, d, random), _gaussian(d, d, random=random) / d**0.5
             a = weight(X @ W @ X.T / d**0.5)
             empty = a.sum(dim=1) == 0
-            if n > 3:  # the last text must have a row without a positive score
+            small = (a.sum(dim=1) > 0) & (a.sum(dim=1) < 1)
+            if n > 3:  # the last text must have a row without a positive score, and one with a small sum
                 break
+            empty &= small.any()
         value = _array("score_attention", _call(function, X, W, weight))
         nan = value.isnan().any() and empty.any()
         assert not nan, "score_attention: a row whose weights are all zero must stay zero; yours is 0/0"
+        filled = value.shape == X.shape and value[empty].any()
+        assert not filled, "score_attention: a row whose weights are all zero must stay zero; yours is filled"
         mistakes = _attention_mistakes(X, W, weight)
         if weight is not torch.exp:
             mistakes["use the function `weight` that is passed; yours always takes exp"] = Attention(W)(X).reshape(n, d)
+        mistakes["divide every row by its sum, be it less than 1 or not"] = a / a.sum(1, keepdim=True).clamp(min=1) @ X
         _compare("score_attention", value, _by_sum(a) @ X, mistakes, _sizes(n, d))
     _passed(function)
 
 
+@_brief
 def gate_and_rest(function: Callable, seed: int = 0) -> None:
     """Check ``gate_and_rest(X, W, i)``: (p, m), the gates (n,) and rests (n, d) of word i, for softmax."""
     random = torch.Generator().manual_seed(seed)
@@ -335,10 +383,22 @@ def gate_and_rest(function: Callable, seed: int = 0) -> None:
                 ell - s[:, i]
             ),
             "the scores must be divided by √d": torch.softmax(s * d**0.5, dim=1)[:, i],
+            "the scores are X W Xᵀ; yours use the transpose of W": torch.softmax(s.T, dim=1)[:, i],
+            "this is e to the power s_ji - ell_j; the gate is its logistic function": (s[:, i] - ell).exp(),
+            "a score of 0 leaves word i in, since e^0 = 1: drop its column, or make it -inf": torch.sigmoid(
+                s[:, i] - torch.logsumexp(torch.where(others, s, 0.0), dim=1)
+            ),
         }
         rests = {
             "m_j must leave word i out: yours is the whole output o_j": share @ X,
-            "the weights of the words without i must sum to one again": share[:, others] @ X[others],
+            "the weights of the words without i must sum to one again": (
+                share[:, others] @ X[others],
+                s[:, others].exp() @ X[others],
+            ),
+            "a score of 0 leaves word i in, since e^0 = 1: drop its column, or make it -inf": torch.softmax(
+                torch.where(others, s, 0.0), dim=1
+            )
+            @ X,
             "m_j is an average with the weights of row j; yours is the plain mean": X[others].mean(0).expand(n, d),
         }
         _compare("gate_and_rest, p", value[0], share[:, i], gates, _sizes(n, d))
@@ -346,6 +406,7 @@ def gate_and_rest(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def edited_attention(function: Callable, seed: int = 0) -> None:
     """Check ``edited_attention(X, W, i, delta)``: the rows (n, d) of softmax attention after the edit."""
     random = torch.Generator().manual_seed(seed)
@@ -361,6 +422,9 @@ def edited_attention(function: Callable, seed: int = 0) -> None:
         def mix(score, word, m=m, ell=ell):
             return m + torch.sigmoid(score - ell)[:, None] * (word - m)
 
+        def own(text, word, W=W, d=d):
+            return torch.softmax(text @ (word @ W) / d**0.5, dim=0) @ text
+
         new = X @ W @ edited[i] / d**0.5
         wrong = {
             "row i is not like the others, since its query is made of the edited word: compute it afresh": mix(
@@ -369,14 +433,27 @@ def edited_attention(function: Callable, seed: int = 0) -> None:
             "the gate must turn: its score is that of the edited word": mix(s[:, i], edited[i]),
             "the gate is right, but it must let the edited word through, not x_i": mix(new, X[i]),
             "delta is added to the word; yours takes its place": mix(X @ W @ delta / d**0.5, delta),
+            "the scores must be divided by √d": mix(new * d**0.5, edited[i]),
+            "the new scores are X W (x_i + delta); yours use the transpose of W": mix(
+                X @ W.T @ edited[i] / d**0.5, edited[i]
+            ),
+            "ell_j must leave word i out of the sum": mix(new, edited[i], ell=torch.logsumexp(s, dim=1)),
+            "m_j must leave word i out: yours is the whole output o_j": mix(new, edited[i], m=torch.softmax(s, 1) @ X),
         }
         # the same with row i as it should be; for the first, that is no mistake
         mistakes = {advice: (w, torch.where(row, want, w)) for advice, w in wrong.items()}
+        mistakes["row i scores and averages the edited text; yours takes the text before the edit"] = torch.where(
+            row, own(X, edited[i]), want
+        )
+        mistakes["row i has a new query, made of the edited word; yours is still as before the edit"] = torch.where(
+            row, own(X, X[i]), want
+        )
         mistakes["this is the layer's output before the edit"] = Attention(W)(X).reshape(n, d)
         _compare("edited_attention", _call(function, X, W, i, delta), want, mistakes, _sizes(n, d))
     _passed(function)
 
 
+@_brief
 def score_needed(function: Callable, seed: int = 0) -> None:
     """Check ``score_needed(X, W, i, epsilon)``: the scores (n,) at which the softmax gates of word i reach 1 − ε."""
     random = torch.Generator().manual_seed(seed)
@@ -392,17 +469,30 @@ def score_needed(function: Callable, seed: int = 0) -> None:
             "the scores must be divided by √d": torch.logsumexp(s[:, others] * d**0.5, dim=1) + odds,
             "this is how far the score must rise; return the score itself": ell + odds - s[:, i],
             "take the logarithm of the sum of the weights": ell.exp() + odds,
+            "sigma(t) = 1 - epsilon is solved by t = log((1 - epsilon)/epsilon); yours is only near it": ell
+            - math.log(epsilon),
+            "solve sigma(t) = 1 - epsilon for t, sigma the logistic function": (
+                ell + math.log(1 - epsilon),
+                ell + (1 - epsilon),
+                ell + odds.exp(),
+            ),
+            "ell_j sums over the words k that row j scores, a row of the scores; yours sums over a column": odds
+            + torch.logsumexp(s[others], dim=0),
         }
         _compare("score_needed", _call(function, X, W, i, epsilon), ell + odds, mistakes, _sizes(n, d))
     _passed(function)
 
 
+@_brief
 def rows_bound(function: Callable, seed: int = 0) -> None:
     """Check ``rows_bound(X, W, i)``: 16 ‖Q‖_op²/min over j ≠ i of Z_j², for ReLU weights, a number."""
     random = torch.Generator().manual_seed(seed)
     for n, d, i in ((30, 7, 3), (40, 4, 0)):
-        X, W = _text(n, d, random), _gaussian(d, d, random=random) / d**0.5
-        a, others, norm = (X @ W @ X.T / d**0.5).relu(), torch.arange(n) != i, torch.linalg.matrix_norm
+        others, norm, everywhere = torch.arange(n) != i, torch.linalg.matrix_norm, torch.zeros(n)
+        while everywhere.argmin() != i or everywhere.min() == 0:  # only row i, which does not count, has the least sum
+            X, W = _text(n, d, random), _gaussian(d, d, random=random) / d**0.5
+            a = (X @ W @ X.T / d**0.5).relu()
+            everywhere = a[:, others].sum(1)
         Z, whole, Q = a[others][:, others].sum(1), a[others].sum(1), X @ W
         top = norm(Q, 2) ** 2
         mistakes = {
@@ -410,6 +500,13 @@ def rows_bound(function: Callable, seed: int = 0) -> None:
             "Q has the rows q_j = Wᵀ x_j, so it is X W; yours is X Wᵀ": 16 * norm(X @ W.T, 2) ** 2 / Z.min() ** 2,
             "take the operator norm of Q, not its Frobenius norm": 16 * Q.square().sum() / Z.min() ** 2,
             "take the smallest Z_j, not their mean": 16 * top / Z.mean() ** 2,
+            "take the smallest Z_j, not the largest": 16 * top / Z.max() ** 2,
+            "the smallest Z_j is over the rows j ≠ i; yours looks at row i too": 16 * top / everywhere.min() ** 2,
+            "Z_j sums over the words k that row j scores, a row of the scores; yours sums over a column": 16
+            * top
+            / a[others][:, others].sum(0).min() ** 2,
+            "Q has all n rows, row i included": 16 * norm(Q[others], 2) ** 2 / Z.min() ** 2,
+            "take the operator norm of Q, not of W": 16 * norm(W, 2) ** 2 / Z.min() ** 2,
             "the square of Q's norm over the square of Z_j": (16 * top / Z.min(), 16 * top.sqrt() / Z.min()),
             "the factor 16 is missing: a gate that moves by 1/4 adds 1/16 to the sum of squares": top / Z.min() ** 2,
             "the scores in Z_j must be divided by √d": 16 * top / (Z.min() * d**0.5) ** 2,
@@ -421,6 +518,7 @@ def rows_bound(function: Callable, seed: int = 0) -> None:
 # Learning
 
 
+@_brief
 def interpolate(function: Callable, seed: int = 0) -> None:
     """Check ``interpolate(Phi, y)``: the θ (p,) of least norm with Φ θ = y, Φ (N, p) of full rank N < p."""
     random = torch.Generator().manual_seed(seed)
@@ -454,6 +552,7 @@ def _trained(random: torch.Generator, N: int, p: int) -> tuple[Tensor, Tensor, T
     return Phi, theta, phi_x, -1.0, phi_x - Phi.T @ torch.linalg.solve(Phi @ Phi.T, Phi @ phi_x)
 
 
+@_brief
 def fine_tune(function: Callable, seed: int = 0) -> None:
     """Check ``fine_tune(theta, phi_x, y)``: θ + φ(x) (y − f(x, θ))/‖φ(x)‖², (p,)."""
     random = torch.Generator().manual_seed(seed)
@@ -473,12 +572,16 @@ def fine_tune(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def retrain(function: Callable, seed: int = 0) -> None:
     """Check ``retrain(theta, Phi, phi_x, y)``: θ + P⊥φ(x) (y − f(x, θ))/‖P⊥φ(x)‖², (p,)."""
     random = torch.Generator().manual_seed(seed)
     for N, p in ((4, 9), (7, 20)):
         Phi, theta, phi_x, y, w = _trained(random, N, p)
+        if N > 4:  # the last theta is no interpolator, and not in the span of the rows
+            theta = theta + 0.3 * _gaussian(p, random=random)
         residual, size, inside = y - phi_x @ theta, phi_x.square().sum(), phi_x - w
+        refit = torch.linalg.pinv(torch.vstack([Phi, phi_x])) @ torch.cat([Phi @ theta, torch.tensor([y]).to(theta)])
         mistakes = {
             "this is fine-tuning: the step must leave f on the N samples as it is": theta + phi_x * residual / size,
             "take the part of phi_x outside the span of Phi's rows; yours is inside": theta
@@ -486,12 +589,18 @@ def retrain(function: Callable, seed: int = 0) -> None:
             "divide by the square of the norm of the projected phi_x, so that x is fitted": theta + w * residual / size,
             "divide by the square of the norm, not by the norm": theta + w * residual / w.norm(),
             "the step goes with the residual y - f(x), not with y": theta + w * y / w.square().sum(),
+            "the step must be added to theta": w * residual / w.square().sum(),
+            "the step has the wrong sign": theta - w * residual / w.square().sum(),
+            "the part inside the span is Φᵀ G⁻¹ Φ φ(x), with the Gram matrix G; its inverse is missing": theta
+            + (phi_x - Phi.T @ (Phi @ phi_x)) * residual / (phi_x - Phi.T @ (Phi @ phi_x)).square().sum(),
+            "start from theta as it comes; yours interpolates anew and forgets it": refit,
         }
         want = theta + w * residual / w.square().sum()
         _compare("retrain", _call(function, theta, Phi, phi_x, y), want, mistakes, {"2": 2})
     _passed(function)
 
 
+@_brief
 def measure(function: Callable, seed: int = 0) -> None:
     """Check ``measure(theta, theta_f, phi_x, phi_edited, y)``: (Err, γ, F) for a fine-tuned model, three numbers."""
     random = torch.Generator().manual_seed(seed)
@@ -526,6 +635,7 @@ def measure(function: Callable, seed: int = 0) -> None:
     _passed(function)
 
 
+@_brief
 def error_bound(function: Callable, seed: int = 0) -> None:
     """Check ``error_bound(gamma, S, f_x)``: max(0, 2 − γ − S (1 + |f(x)|))², a number."""
     random = torch.Generator().manual_seed(seed)
@@ -551,7 +661,10 @@ def error_bound(function: Callable, seed: int = 0) -> None:
             ),
             "gamma is missing": (2 - S * (1 + abs(f))) ** 2,
             "the edit's label is -y, so that the root starts from 2": (1 - gamma - S * (1 + abs(f))) ** 2,
-            "gamma and S make the error smaller: subtract them": (2 + gamma + S * (1 + abs(f))) ** 2,
+            "gamma and S make the error smaller: subtract them": (
+                (2 + gamma + S * (1 + abs(f))) ** 2,
+                (2 - gamma + S * (1 + abs(f))) ** 2,
+            ),
         }
         mistakes = {
             a: tuple(torch.as_tensor(v) for v in (w if isinstance(w, tuple) else (w,))) for a, w in mistakes.items()
