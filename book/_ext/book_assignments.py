@@ -18,7 +18,10 @@ TEXT_STUB = "YOUR ANSWER HERE"
 
 README = """# {title}
 
-You need Python 3.11, 3.12 or 3.13. In this folder, once, with a network (2.5 GB, some minutes):
+It builds on these chapters of the book: {chapters}.
+
+You need Python 3.11, 3.12 or 3.13, on Linux or on macOS with Apple silicon (on Windows, its Linux subsystem WSL should
+do; we have not tried it). In this folder, once, with a network (2.5 GB, five to ten minutes):
 
     python3 -m venv .venv
     .venv/bin/python -m pip install -r requirements.txt
@@ -30,8 +33,11 @@ Then, each time, with no network:
 If you have the repository of the book, `make lab` there is enough: put {name}.ipynb into its notebooks folder.
 
 Put your own code and words where it says YOUR CODE HERE and YOUR ANSWER HERE. You may add cells. Leave the test cells
-as they are: they are put back before grading. At the end: Kernel, Restart Kernel and Run All Cells; save; hand in
-{name}.ipynb, under this name.
+as they are: they are put back before grading.
+
+At the end: Kernel, Restart Kernel and Run All Cells; save; hand in {name}.ipynb, under this name. JupyterLab stops at a
+cell that fails: select the next one, and choose Run, Run Selected Cell and All Below. An unsolved task costs only its
+own points, since grading runs every cell anew.
 """
 
 PAGE = """```{{admonition}} An assignment
@@ -88,9 +94,10 @@ def title(notebook):
 
 def bundle(root, name, notebook):
     """Return, as bytes, the zip for students: the notebook, the library and what installs it, in one folder."""
+    chapters = ", ".join(notebook.metadata.assignment.chapters)
     files = {
         f"{name}.ipynb": nbformat.writes(notebook).encode(),
-        "README.md": README.format(title=title(notebook), name=name).encode(),
+        "README.md": README.format(title=title(notebook), name=name, chapters=chapters).encode(),
     }
     for path in [
         *(root / part for part in ("requirements.txt", "pyproject.toml", "LICENSE")),
