@@ -30,7 +30,8 @@ Then, each time, with no network:
 
     .venv/bin/jupyter lab {name}.ipynb
 
-If you have the repository of the book, `make lab` there is enough: put {name}.ipynb into its notebooks folder.
+For the next assignment you need no second installation: put its notebook into this folder. And if you have the
+repository of the book, `make lab` there is enough: put {name}.ipynb into its notebooks folder.
 
 Put your own code and words where it says YOUR CODE HERE and YOUR ANSWER HERE. You may add cells. Leave the test cells
 as they are: they are put back before grading.
