@@ -135,7 +135,8 @@ class RandomFeatures:
         of norm sqrt(d) and its edits at ``words`` this has exactly the law of the full map (V is independent over
         words); for two texts that differ elsewhere it has not.
     texts : (N, n, d), with ``words``: the only texts that will ever be met, each edited at ``words`` alone. V is drawn
-        on their span, which has exactly the law of the full map for all of them; a text takes N (k + D) products in place of k D.
+        on their span, which has exactly the law of the full map for all of them; a text takes N (k + D) products in
+        place of k D.
 
     Raises ValueError for a text that is none of ``texts``, edited at ``words``, and for a word that is none of
     ``words``. Defined in the notation page, derived in the chapter on random features.
