@@ -594,7 +594,7 @@ def solved(name):
 
 def table(folder, name):
     """Read grades.csv or tasks.csv."""
-    with (folder / "graded" / f"{name}.csv").open(encoding="utf-8") as file:
+    with (folder / "graded" / f"{name}.csv").open(encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 
@@ -650,6 +650,34 @@ def test_round_trip_through_nbgrader(coursework):
     assert eve["note"].startswith("not graded: ")
     assert "ernel died" in eve["note"]
     assert float(eve["total"]) == 0
+
+
+BY_HAND = """
+from nbgrader.api import Gradebook
+
+with Gradebook("sqlite:///graded/course/gradebook.db") as book:
+    place = "read-scores", "a3_scores", "a3_scores", "ida"
+    grade = book.find_grade(*place)
+    grade.manual_score, grade.needs_manual_grade = 2.0, False
+    book.find_comment(*place).manual_comment = "Say why."
+    book.db.commit()
+"""
+
+
+def test_points_given_by_hand_survive_a_second_submission(coursework):
+    folder, run = coursework
+    name, student = "a3_scores", folder / "again" / "ida"
+    light = {"figure-scores": "pass"}
+    put(student / f"{name}.ipynb", solved(name), {**light, "rows-bound": "def rows_bound(X, W, i):\n    return 0.0"})
+    assert run("grade", "again", "graded").returncode == 0
+    python = ROOT / ".venv-nbgrader" / "bin" / "python"
+    subprocess.run([python, "-W", "ignore", "-c", BY_HAND], cwd=folder, check=True, timeout=120)  # as formgrader does
+    put(student / f"{name}.ipynb", solved(name), light)
+    assert run("grade", "again", "graded").returncode == 0
+    rows = {row["task"]: row for row in table(folder, "tasks")}
+    assert rows["test-rows-bound"]["score"] == rows["test-rows-bound"]["of"]  # graded anew
+    assert (rows["read-scores"]["score"], rows["read-scores"]["still to grade"]) == ("2.0", "yes")
+    assert "Say why." in (folder / "graded" / "feedback" / "ida" / name / f"{name}.html").read_text("utf-8")
 
 
 def test_grading_says_where_submissions_belong(coursework):

@@ -176,15 +176,16 @@ def summary(rows):
 
 
 def write(path, header, rows):
-    """Write a table that spreadsheets open."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    """Write a table that spreadsheets open: with the mark by which they know UTF-8, for names such as Jürgen."""
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows([header, *rows])
 
 
 def main(task, *arguments):
     """Do what the command line says."""
-    *folders, out = [Path(argument).expanduser().resolve() for argument in arguments if not argument.isdigit()]
-    api = course(out, *[int(argument) for argument in arguments if argument.isdigit()])
+    count = {"release": 1, "grade": 2}[task]  # by place: a folder may be called 1
+    *folders, out = [Path(argument).expanduser().resolve() for argument in arguments[:count]]
+    api = course(out, *map(int, arguments[count:]))
     if task == "release":
         pack(out, release(api, out)[0])
     elif not folders[0].is_dir():
