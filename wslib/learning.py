@@ -411,12 +411,13 @@ def _search(g: Model, e: Edit, loss: str, gammas: list[float], starts: int, step
     slack = REACHED / 10
 
     def evaluate(delta):
+        t = len(delta)
         with torch.enable_grad():
-            delta = delta.detach().requires_grad_()
-            a, F = e.inner(delta[None], v)[:, 0]
+            twice = delta.repeat(2, 1).requires_grad_()  # for ∇a and for ∇h: one pass back through the edits
+            a, F = e.inner(twice[None], v)[:, 0]
             a, h = a - here, constant + on_a * (a - here) + on_F * F
-            slopes = [torch.autograd.grad(z.sum(), delta, retain_graph=True)[0] for z in (a, h)]
-        return delta.detach(), a.detach(), h.detach(), *slopes
+            (slopes,) = torch.autograd.grad(a[:t].sum() + h[t:].sum(), twice)
+        return delta, a[:t].detach(), h[:t].detach(), *slopes.split(t)
 
     def fit(z, at):
         delta, a, _, slope, _ = at
