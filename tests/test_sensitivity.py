@@ -8,7 +8,7 @@ import torch
 
 import wslib
 from wslib.edits import edit
-from wslib.sensitivity import climb, project
+from wslib.sensitivity import climb, close_row, project
 
 
 def context(n, d, seed=0, dtype=torch.float64):
@@ -87,21 +87,51 @@ def test_a_different_optimiser_finds_no_more(name):
     assert found.value >= (0.97 if name == "relu" else 0.995) * best
 
 
-def test_relu_rows_that_can_be_closed_are_found():
+@pytest.mark.parametrize("starts", [4, None])
+def test_relu_rows_that_can_be_closed_are_found(starts):
     # Gaussian rows with n between d and 2 d: x' twice the projection of x_i on the cone of all u with u . W x_k <= 0,
     # by another solver. Climbs from a distance reach two thirds of it; 1 % is left for the rounds of our projection.
-    n, d = 75, 48
+    n, d, compared = 75, 48, 0
     for seed in range(3):
         X, phi = context(n, d, seed), MAPS["relu"](n, d, seed)
         A, words = X @ phi.W.double().T, [0, 1, 2]
-        for i, value in zip(words, wslib.word_sensitivity(phi, X, words, progress=False).per_word, strict=True):
+        closing = close_row(edit(phi, X, words), X[words][:, None], rounds=2000)[:, 0]
+        found = wslib.word_sensitivity(phi, X, words, starts=starts, progress=False)
+        for i, value, delta in zip(words, found.per_word, closing, strict=True):
             others = np.delete(A.numpy(), i, axis=0)
             push, _ = scipy.optimize.nnls(others.T, X[i].numpy())
             edited = X.clone()
             edited[i] = 2 * (X[i] - torch.from_numpy(push @ others))
             assert (edited[i] - X[i]).norm() < math.sqrt(d) * (1 + 1e-9)
+            if edited[i].norm() > 0.1 * math.sqrt(d):  # the rounds are slow to tell a small projection from none
+                assert (X[i] + delta - edited[i]).norm() < 1e-3 * edited[i].norm()
+                compared += 1
             closed = float((phi(edited) - phi(X)).norm() / phi(X).norm())
             assert value >= 0.99 * closed
+    assert compared >= 6
+
+
+def test_closing_a_row_leaves_the_word_alone_in_it():
+    # Towards any target, of any length; and where no x' but 0 closes the row (n far above 2 d) the word goes to 0.
+    n, d = 20, 16
+    X, phi = context(n, d), MAPS["relu"](n, d, 0)
+    targets = torch.randn(2, 3, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + X[[3, 7], None]
+    edits = close_row(edit(phi, X, [3, 7]), targets, rounds=3000)
+    assert (edits.norm(dim=-1) < math.sqrt(d) * (1 + 1e-9)).all()
+    alone = 0
+    for i, delta in zip([3, 3, 3, 7, 7, 7], edits.flatten(0, 1), strict=True):
+        edited = X.clone()
+        edited[i] += delta
+        new = edited[i]
+        scores = X @ phi.W.T.double() @ new
+        assert scores[torch.arange(n) != i].max() < 1e-6 * d
+        if new @ phi.W.double() @ new > 1e-3 * d:
+            alone += 1
+            np.testing.assert_allclose(phi(edited).reshape(n, d)[i], new, atol=1e-5 * math.sqrt(d))
+    assert alone
+    X = context(100, 4)
+    edits = close_row(edit(MAPS["relu"](100, 4, 0), X, [0]), X[[0], None], rounds=3000)[0, 0]
+    assert (X[0] + edits).norm() < 1e-6
 
 
 @pytest.mark.parametrize("name", MAPS)

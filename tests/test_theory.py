@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 
 from wslib import features, theory
 
@@ -374,3 +374,33 @@ def test_relu_upper_holds_for_drawn_texts():
         moved = max((f - features[0]).norm() for f in features[1:])
         failures += bool(moved / features[0].norm() > theory.relu_upper(n, d, delta))
     assert failures <= theory.allowed_failures(draws, delta, risk=0.02)
+
+
+def test_relu_closed_row_by_hand_and_beyond_the_kink():
+    # n = 2, d = 1: B is 0 or 1, so E(d - B)_+ = 1/2; n = 1: nothing to close.
+    assert theory.relu_closed_row(2, 1) == pytest.approx(math.sqrt(2) / math.sqrt(2 * math.pi))
+    assert theory.relu_closed_row(1, 3) == pytest.approx(math.sqrt(12 / (3.5 * math.pi)))
+    n = np.array([2, 50, 100, 150, 190, 200, 210, 300])
+    b = np.arange(100)
+    expected = [4 * ((100 - b) * stats.binom.pmf(b, m - 1, 0.5)).sum() for m in n]
+    np.testing.assert_allclose((theory.relu_closed_row(n, 100) * theory.relu_norm(n, 100)) ** 2, expected, atol=1e-9)
+    simple = np.sqrt((4 - n[:4] / 50) / (math.pi * (1 + n[:4] / 200)))
+    np.testing.assert_allclose(theory.relu_closed_row(n[:4], 100), simple, rtol=0.02)
+    assert theory.relu_closed_row(300, 100) < 1e-3
+
+
+def test_relu_norm_and_closed_row_against_drawn_texts():
+    n, d, draws = 100, 80, 60
+    squares, norms = [], []
+    for seed in range(draws):
+        X, W = gaussian(n, d, seed=seed), gaussian(d, d, seed=draws + seed) / math.sqrt(d)
+        X = X * math.sqrt(d) / X.norm(dim=1, keepdim=True)
+        others = (X[1:] @ W.T).numpy()
+        closed = 2 * (X[0].numpy() - optimize.nnls(others.T, X[0].numpy())[0] @ others)
+        squares.append(closed @ closed)
+        norms.append(float(features.Attention(W, score="relu")(X).norm()))
+    # A mean of 60 misses its expectation by four standard errors with probability about 1e-4 (Student's t, 59 degrees).
+    expected = (theory.relu_closed_row(n, d) * theory.relu_norm(n, d)) ** 2
+    assert abs(np.mean(squares) - expected) < 4 * stats.sem(squares)
+    # A prediction for large n and d: 1 to 2 % too high at these sizes, and right to 0.3 % at n = d = 200.
+    assert np.mean(norms) == pytest.approx(theory.relu_norm(n, d), rel=0.03)

@@ -149,7 +149,7 @@ def _search(phi, X, words, starts, steps, seed, bound, progress):
             # Blocks too large to hold are drawn again at every step: there the singular direction must do.
             delta, squares = climb(e, delta, steps) if whole is None or e.held else (delta, e.squared(delta))
             if isinstance(phi, Attention) and phi.score == "relu":  # from where each came to, close the row, and on
-                again = climb(e, _closed(e, e.x[:, None] + delta), steps)
+                again = climb(e, close_row(e, e.x[:, None] + delta), steps)
                 delta, squares = (torch.cat(pair, dim=1) for pair in zip((delta, squares), again, strict=True))
             chosen = delta[torch.arange(len(delta)), squares.argmax(dim=1)]
             best = max([float(squares.max().sqrt()), *(found_before[0] * float(e.norm) for found_before in found)])
@@ -305,35 +305,45 @@ def _attention_starts(e: AttentionEdit, seed: int, count: int) -> Tensor:
         close, away, own = _taking_over(A, e.words, e.x, top, ridge)
         taking += [close, close + away / 2, close + own / 2, close - own / 2, away + own / 2, away - own / 2]
     taking = math.sqrt(d) * torch.nn.functional.normalize(torch.stack(taking, dim=1), dim=-1)
+    closed = taking[:, :0]
     if e.phi.score == "relu":
         pull, gates = (torch.nn.functional.normalize(z, dim=-1) for z in (e.x @ (W + W.T), q.sum(0).expand_as(e.x)))
         sides = [(0.0, 0.0), (0.1, 0.0), (0.3, 0.0), (1.0, 0.0), (0.2, 0.3), (0.0, 0.2), (0.0, 0.5), (0.0, 1.0)]
         targets = [e.x + math.sqrt(d) * (own * pull + open * gates) for own, open in sides]
-        taking = torch.cat([_closed(e, torch.stack(targets, dim=1)), taking], dim=1)
-    rest = max(count - opening.shape[1] - taking.shape[1], 0)
+        closed = close_row(e, torch.stack(targets, dim=1))
+    rest = max(count - opening.shape[1] - closed.shape[1] - taking.shape[1], 0)
     random = [torch.randn(rest, d, generator=generator(seed, 6, i), dtype=torch.float64) for i in e.words]
     u = torch.cat([opening, torch.stack(random).to(X)], dim=1)
     x = e.x[:, None] / math.sqrt(d)
     u = torch.nn.functional.normalize(u - (u * x).sum(-1, keepdim=True) * x, dim=-1)
     angle = torch.cat([torch.ones(opening.shape[1]), torch.linspace(0.2, math.pi - 0.2, rest)]).to(X)[:, None]
     turned = math.sqrt(d) * (angle.cos() * x + angle.sin() * u)
-    return torch.cat([turned[:, : len(fixed)], taking, turned[:, len(fixed) :]], dim=1)[:, :count]
+    few, fixed = 2, len(fixed)  # four starts are to hold a bit of both
+    order = [turned[:, :few], closed[:, :few], turned[:, few:fixed], closed[:, few:], taking, turned[:, fixed:]]
+    return torch.cat(order, dim=1)[:, :count]
 
 
-def _closed(e: AttentionEdit, target: Tensor, rounds: int = 200) -> Tensor:
-    r"""Return edits (w, t, d) that close the word's own row: there x' lies in K = {u : u·W x_k ≤ 0 for every k ≠ i}.
+def close_row(e: AttentionEdit, target: Tensor, rounds: int = 200) -> Tensor:
+    r"""Return edits (w, t, d) that close the word's own row in ReLU attention.
 
-    All other weights of the row vanish, and the row is x' itself. The direction of x' is that of the projection of
-    ``target`` (w, t, d) on K, its length the most that ‖x' − x_i‖ ≤ √d allows. The projection is target − Σ λ_k W x_k
-    with the least squares under λ ≥ 0, by accelerated projected gradients. For a map without b.
+    Then x' lies in K = {u : u·W x_k ≤ 0 for every k ≠ i}: all other weights of row i vanish, and the row is x' itself
+    if x'·W x' > 0. ``target`` (w, t, d) are points in whose direction x' shall go: x' is the projection of ``target``
+    on K, lengthened as far as ‖x' − x_i‖ ≤ √d allows. For ``target`` = x_i it is the longest of all (proposition
+    prop-relu-closing, chapter on softmax and ReLU). The projection is target − Σ λ_k W x_k with the least squares under
+    λ ≥ 0, by ``rounds`` accelerated projected gradients; it is exact in the limit only, and slow to tell a K that the
+    target hardly reaches from one that it does not reach, where x' = 0. For a map without b.
     """
     x, A = e.x[:, None], torch.nn.functional.normalize(e.X @ e.phi.W.T.to(e.X), dim=1)
     gram, b, size = A @ A.T, target @ A.T, torch.linalg.matrix_norm(A, 2).square().clamp_min(1e-30)
     multipliers = last = torch.zeros_like(b)
-    for t in range(rounds):
+    age = torch.zeros_like(b[..., :1])
+    for _ in range(rounds):
         new = ((multipliers - (multipliers @ gram - b) / size) * e.others[:, None]).relu()
-        multipliers, last = new + t / (t + 3) * (new - last), new
-    u = torch.nn.functional.normalize(target - last @ A, dim=-1)
+        back = ((multipliers - new) * (new - last)).sum(-1, keepdim=True) > 0  # past the minimum: drop the momentum
+        age = torch.where(back, 0.0, age + 1)
+        multipliers, last = new + age / (age + 3) * (new - last), new
+    u = target - last @ A
+    u = u / u.norm(dim=-1, keepdim=True).clamp_min(1e-4 * target.norm(dim=-1, keepdim=True))  # less is rounding
     return 2 * (u * x).sum(-1, keepdim=True).clamp_min(0) * u - x
 
 

@@ -428,3 +428,24 @@ def relu_upper(n: int, d: int, delta: float) -> float:
     words = (math.sqrt(n) + math.sqrt(d) + t) / math.sqrt(shorter)
     queries = (math.sqrt(n) + words * (1 + t / math.sqrt(d))) / math.sqrt(d * shorter)
     return n / (nu * math.sqrt(n - 1)) * math.hypot(4 * d * queries / nu, 3 * math.sqrt(d))
+
+
+def relu_norm(n, d):
+    r"""Return :math:`\sqrt{\pi(d+n/2)}`, about ‖φ(X)‖ of ReLU attention on isotropic words. Vectorised.
+
+    A prediction for large n and d, derived and measured in the chapter on the experiments.
+    """
+    return np.sqrt(math.pi * (d + np.asarray(n) / 2))
+
+
+def relu_closed_row(n, d):
+    r"""Return about what closing a word's own row alone gives: :math:`2\sqrt{\mathbb E(d-B)_+}` over ‖φ(X)‖.
+
+    Vectorised, n whole. B is binomial, n − 1 trials of probability 1/2. The numerator is exact, the root of E‖x'‖²
+    (proposition prop-relu-closing, chapter on softmax and ReLU), the denominator :func:`relu_norm`; what the row held
+    before is left out. About :math:`\sqrt{(4-2n/d)/(\pi(1+n/(2d)))}` for n < 2d, and nearly nothing beyond.
+    """
+    trials = np.asarray(n) - 1
+    # E[B 1(B ≤ d)] = trials/2 · P(B' ≤ d − 1) with one trial less
+    left = d * stats.binom.cdf(d, trials, 0.5) - trials / 2 * stats.binom.cdf(d - 1, np.maximum(trials - 1, 0), 0.5)
+    return 2 * np.sqrt(np.maximum(left, 0)) / relu_norm(n, d)
