@@ -415,7 +415,7 @@ def relu_upper(n: int, d: int, delta: float) -> float:
 
     :math:`\frac{n}{\nu\sqrt{n-1}}\sqrt{(4dq/\nu)^2+9d}`, :math:`\nu=(n-2)(1/\sqrt{2\pi}-\sqrt{\log(4n/\delta)/(n-2)})`
     and q the proof's bound on the operator norm of the normalized queries. It fails with probability at
-    most δ over W and X; infinite where it is void. It tends to 3√(2π)·√(d/n) as d and n/d grow.
+    most δ over W and X; infinite where it is void. Its ratio to 3√(2π)·√(d/n) tends to one as d and n/d grow.
     Theorem thm-relu-rate (chapter on softmax and ReLU).
     """
     if n < 3:
