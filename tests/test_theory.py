@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from wslib import features, theory
 
@@ -130,8 +130,8 @@ def test_bounds_on_random_features_tend_to_the_sharp_constant():
 
 
 def test_rf_pair_brackets_the_relu_value():
+    low, high = theory.rf_pair()
     for n in (1, 7, 1000):
-        low, high = theory.rf_pair(n)
         assert low < n * (1 - theory.kappa1(1 - 1 / (2 * n))) < high
 
 
@@ -219,6 +219,17 @@ def test_chained_bound_tends_to_one_and_bounds_a_fixed_edit():
     best = theory.drf_chained(1000, 64, 4, 64_000, 0.1)
     assert best == min(theory.drf_chained(1000, 64, 4, 64_000, 0.1, levels) for levels in range(30))
     assert math.isinf(theory.drf_chained(10, 4, 2, 4, 0.1))
+
+
+def test_chained_bound_leaves_no_term_out_that_counts():
+    # Deep and narrow: the terms grow first, far beyond the first hundred. Summed here in logarithms, to level 20 000.
+    n, d, depth, k = 10_000, 768, 1000, 7_680_000
+    j = np.arange(1, 20_001)
+    x = d * (math.log(3) + j * math.log(2)) + (j + 2) * math.log(2) + math.log(n * depth / 0.1)
+    logs = (1 - j) * math.log(2) + depth / 2 * np.log1p(4 * (np.sqrt(x / k) + x / k))
+    bottom = math.sqrt(1 - 2 / k) - 2 * math.sqrt(math.log(2 * depth / 0.1) / k)
+    expected = special.logsumexp(logs) - depth * math.log(bottom) - math.log(n) / 2
+    assert math.log(theory.drf_chained(n, d, depth, k, 0.1, levels=0)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_product_edge_in_special_cases():
