@@ -47,6 +47,8 @@ class Model:
     pretrained : the model f(·, θ*) that they started from. x, y : the added sample. base : φ(x) (p,), float64.
     direction : v (p,) with θ = θ* + v (y − f(x, θ*)): φ(x)/‖φ(x)‖² fine-tuned, P⊥φ(x)/‖P⊥φ(x)‖² re-trained.
     rho : ρ = ‖P⊥φ(x)‖/‖φ(x)‖ re-trained and 1 fine-tuned, so that |F − 1| ≤ S_φ(x)/ρ for both.
+    With ridge λ > 0 re-training takes w and s of the normal equations in the place of P⊥φ(x) and ‖P⊥φ(x)‖²; it moves
+    less than all the way, and F < 1 at x itself.
 
     Derived in the chapter on learning.
     """
@@ -64,7 +66,7 @@ class Model:
     def alignment(self, X: Tensor) -> Tensor:
         r"""Return F = ⟨φ(X), v⟩ of texts with the added sample x, (N, n, d) → (N,) and (n, d) → ().
 
-        That is ⟨φ(X), φ(x)⟩/‖φ(x)‖² fine-tuned and ⟨φ(X), P⊥φ(x)⟩/‖P⊥φ(x)‖² re-trained.
+        That is ⟨φ(X), φ(x)⟩/‖φ(x)‖² fine-tuned and, without ridge, ⟨φ(X), P⊥φ(x)⟩/‖P⊥φ(x)‖² re-trained.
         """
         _sample_of(self)
         return self._inner(X, self.direction)
@@ -83,7 +85,7 @@ class Model:
     def retrain(self, x: Tensor, y: float) -> "Model":
         r"""Return the minimum-norm interpolator of all samples and (x, y), or their ridge regression; x (n, d), y ±1.
 
-        :math:`\theta_r=\theta^*+P_\perp\varphi(x)\,(y-f(x,\theta^*))/\|P_\perp\varphi(x)\|^2`. Raises ValueError where
+        :math:`\theta_r=\theta^*+P_\perp\varphi(x)\,(y-f(x,\theta^*))/\|P_\perp\varphi(x)\|^2` without ridge. Raises ValueError where
         φ(x) lies in the span of the samples' features, and for a fine-tuned model, which no longer fits its samples.
         """
         if self._samples is None:
@@ -291,7 +293,7 @@ class LearnedEdit:
 
     word, delta : the word i and Δ (d,). prediction : g(X'). error : (g(X') − y_Δ)².
     gamma : |f(X', θ*) − f(x, θ*)|, how far the pretrained model moves. alignment : F, see :meth:`Model.alignment`.
-    reached : whether the loss that was asked for is below 1e-6; False means that this edit is the nearest.
+    reached : whether the loss that was asked for is below 1e-6; False means that this edit is the nearest found.
     """
 
     word: int
