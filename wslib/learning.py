@@ -85,8 +85,9 @@ class Model:
     def retrain(self, x: Tensor, y: float) -> "Model":
         r"""Return the minimum-norm interpolator of all samples and (x, y), or their ridge regression; x (n, d), y ±1.
 
-        :math:`\theta_r=\theta^*+P_\perp\varphi(x)\,(y-f(x,\theta^*))/\|P_\perp\varphi(x)\|^2` without ridge. Raises ValueError where
-        φ(x) lies in the span of the samples' features, and for a fine-tuned model, which no longer fits its samples.
+        Without ridge :math:`\theta_r=\theta^*+P_\perp\varphi(x)\,(y-f(x,\theta^*))/\|P_\perp\varphi(x)\|^2`. Raises
+        ValueError where φ(x) lies in the span of the samples' features, and for a fine-tuned model, which no longer
+        fits its samples.
         """
         if self._samples is None:
             raise ValueError("a fine-tuned model no longer fits its samples: retrain the one it came from, .pretrained")

@@ -392,20 +392,27 @@ def raf_common_lower(c: np.ndarray, n: int, d: int, delta: float, kappa: float, 
     return max(0.0, math.sqrt(c.size / n) * float(rows.max()))
 
 
-def raf_gates_upper(n: int, d: int, w: float, own: float, delta: float) -> float:
+def raf_gates_upper(n: int, d: int, w: float, own: float | None, delta: float) -> float:
     r"""Return a bound on 1 + Σ_{j≠i}(p_j + p'_j) over all edits of word i, for isotropic other words.
 
     ``w`` = ‖W‖, ``own`` = ‖W x_i‖/√d =: r_0. With r = w + r_0, b = exp(w √(3d/((n-1)δ))), the best θ, η > 0 in
     :math:`1+\frac1\theta[(e^\theta-1)b(e^{\eta\sqrt d+r^2/2}+e^{r_0^2/2})+d\log(1+2r/\eta)+2\log(3/\delta)]`.
     Then the word's sensitivity is at most 3 √(d · this)/‖φ(X)‖. It fails with probability at most δ.
-    Theorem thm-raf-upper (chapter on random attention).
+    ``own`` = None: for all words i at once, every row isotropic. With b_* = exp(w (√(2nd/δ) + √d)/(n-1)) it is
+    :math:`1+\frac2\theta[(e^\theta-1)\frac n{n-1}b_*e^{\eta\sqrt d+2w^2}+d\log(1+4w/\eta)+\log(2/\delta)]`.
+    Theorem thm-raf-upper and Proposition prop-raf-upper-all (chapter on random attention).
     """
-    r, b = w + own, math.exp(w * math.sqrt(3 * d / ((n - 1) * delta)))
     eta = np.geomspace(1e-3, 10, 200)[:, None] / math.sqrt(d)
     theta = np.geomspace(1e-2, 3, 100)
-    mean = b * (np.exp(eta * math.sqrt(d) + r**2 / 2) + math.exp(own**2 / 2))
-    total = ((np.exp(theta) - 1) * mean + d * np.log(1 + 2 * r / eta) + 2 * math.log(3 / delta)) / theta
-    return 1 + float(total.min())
+    if own is None:
+        b = math.exp(w * (math.sqrt(2 * n * d / delta) + math.sqrt(d)) / (n - 1))
+        mean = 2 * n / (n - 1) * b * np.exp(eta * math.sqrt(d) + 2 * w**2)
+        points = 2 * (d * np.log(1 + 4 * w / eta) + math.log(2 / delta))
+    else:
+        r, b = w + own, math.exp(w * math.sqrt(3 * d / ((n - 1) * delta)))
+        mean = b * (np.exp(eta * math.sqrt(d) + r**2 / 2) + math.exp(own**2 / 2))
+        points = d * np.log(1 + 2 * r / eta) + 2 * math.log(3 / delta)
+    return 1 + float((((np.exp(theta) - 1) * mean + points) / theta).min())
 
 
 # --- ReLU attention ------------------------------------------------------------------------------------------------
