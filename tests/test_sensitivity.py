@@ -134,6 +134,18 @@ def test_closing_a_row_leaves_the_word_alone_in_it():
     assert (X[0] + edits).norm() < 1e-6
 
 
+@pytest.mark.parametrize("d", [1, 4, 16])
+def test_relu_with_no_room_between_the_other_words(d):
+    # W = -I and words along the axes, both signs: every target of the closing starts is projected to exactly zero.
+    X = math.sqrt(d) * torch.eye(d, dtype=torch.float64)
+    phi = wslib.Attention(-torch.eye(d, dtype=torch.float64), score="relu")
+    X = torch.cat([X, -X])
+    found = wslib.word_sensitivity(phi, X, 0, progress=False)
+    delta = project(10 * context(2000, d))
+    best = float((edit(phi, X, [0]).distance(delta[None]) / phi(X).norm()).max())
+    assert 0 < best <= found.value * (1 + 1e-9) <= found.upper_bound * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_value_is_confirmed_by_the_map_itself(name, dtype):

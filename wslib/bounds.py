@@ -1,7 +1,8 @@
 """Certified upper bounds on what replacing one word can do to the features of an attention layer.
 
 The proof, statement by statement, is the chapter on certified bounds; (P1) … (P7) below name its statements.
-Everything is in units of √d: rows x_k have norm 1, e = Δ/√d ranges over the unit ball, squares are divided by d.
+Everything is in units of √d: rows of norm √d have norm 1 (not used), e = Δ/√d ranges over the unit ball, squares are
+divided by d.
 """
 
 import math
