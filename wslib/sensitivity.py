@@ -324,25 +324,27 @@ def _attention_starts(e: AttentionEdit, seed: int, count: int) -> Tensor:
     return torch.cat(order, dim=1)[:, :count]
 
 
-def close_row(e: AttentionEdit, target: Tensor, rounds: int = 200) -> Tensor:
+def close_row(e: AttentionEdit, target: Tensor, rounds: int = 1000) -> Tensor:
     r"""Return edits (w, t, d) that close the word's own row in ReLU attention.
 
     Then x' lies in K = {u : u·W x_k ≤ 0 for every k ≠ i}: all other weights of row i vanish, and the row is x' itself
     if x'·W x' > 0. ``target`` (w, t, d) are points in whose direction x' shall go: x' is the projection of ``target``
     on K, lengthened as far as ‖x' − x_i‖ ≤ √d allows. For ``target`` = x_i it is the longest of all (proposition
     prop-relu-closing, chapter on softmax and ReLU). The projection is target − Σ λ_k W x_k with the least squares under
-    λ ≥ 0, by ``rounds`` accelerated projected gradients; it is exact in the limit only, and slow to tell a K that the
-    target hardly reaches from one that it does not reach, where x' = 0. For a map without b.
+    λ ≥ 0, by at most ``rounds`` accelerated projected gradients; it is exact in the limit only, and slow to tell a K
+    that the target hardly reaches from one that it does not reach, where x' = 0. For a map without b.
     """
     x, A = e.x[:, None], torch.nn.functional.normalize(e.X @ e.phi.W.T.to(e.X), dim=1)
     gram, b, size = A @ A.T, target @ A.T, torch.linalg.matrix_norm(A, 2).square().clamp_min(1e-30)
     multipliers = last = torch.zeros_like(b)
     age = torch.zeros_like(b[..., :1])
-    for _ in range(rounds):
+    for t in range(rounds):
         new = ((multipliers - (multipliers @ gram - b) / size) * e.others[:, None]).relu()
         back = ((multipliers - new) * (new - last)).sum(-1, keepdim=True) > 0  # past the minimum: drop the momentum
-        age = torch.where(back, 0.0, age + 1)
-        multipliers, last = new + age / (age + 3) * (new - last), new
+        age, step = torch.where(back, 0.0, age + 1), new - last
+        multipliers, last = new + age / (age + 3) * step, new
+        if t % 20 == 19 and step.abs().max() <= 1e-6 * new.max():
+            break
     u = target - last @ A
     least = (1e-4 * target.norm(dim=-1, keepdim=True)).clamp_min(torch.finfo(u.dtype).tiny)  # shorter ones are rounding
     u = u / u.norm(dim=-1, keepdim=True).clamp_min(least)
