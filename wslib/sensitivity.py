@@ -41,7 +41,7 @@ TIGHT = 16
 class Sensitivity:
     """What :func:`word_sensitivity` found.
 
-    value : the largest ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ found, a lower bound on S_φ(X), confirmed in float64.
+    value : the largest ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ found, a lower bound on S_φ(X), confirmed by φ.
     word, delta : the word i and the Δ (d,) that give it.
     per_word : (words,) the largest value found for each word asked for, in the order of ``words``.
     upper_bound : certified, at least the true sup over the words asked for; NaN where no certificate is known.
@@ -78,7 +78,8 @@ def word_sensitivity(
     ----------
     phi : a map of :mod:`wslib.features` (its exact one-word edits are used), or any callable that takes a tensor
         (n, d) to a tensor and can be differentiated by torch.
-    X : (n, d), rows of norm sqrt(d); computed in X's dtype, confirmed in float64.
+    X : (n, d), rows of norm sqrt(d); computed in X's dtype; confirmed in float64 for the library's maps, in X's dtype
+        for other callables (a torch module in float32 takes an X in float32).
     words : "all", an index, or indices.
     starts : how many points the search climbs from, for each word. None: 32 for attention (48 for ReLU), 4 for other
         callables; random features climb from six leading singular directions instead, and where V_i alone has more than
@@ -100,8 +101,8 @@ def word_sensitivity(
     the highest of several words up to 4 %. Deep features in law get two climbs of at most thirty steps.
 
     Raises TypeError or ValueError for an X of the wrong shape or dtype, with rows not of norm sqrt(d), NaN or infinite
-    entries, or φ(X) = 0, where the ratio is not defined. Definition: the chapter on word sensitivity; the searches and
-    bounds: the chapters on random features and attention.
+    entries, for a φ without a gradient, or φ(X) = 0, where the ratio is not defined. Definition: the chapter on word
+    sensitivity; the searches and bounds: the chapters on random features and attention.
     """
     X = check_norms(check_context(X, batch=False))
     words = check_words(words, len(X))
@@ -129,7 +130,7 @@ def _in_law(phi: Callable[[Tensor], Tensor], words: list[int]) -> Callable[[Tens
 
 
 def _search(phi, X, words, starts, steps, seed, bound, progress):
-    """Return, for each word, (value confirmed in float64, Δ, the final values of its starts, certified bound)."""
+    """Return, for each word, (value confirmed by φ, Δ, the final values of its starts, certified bound)."""
     found, size, whole = [], 1, None
     if isinstance(phi, Attention):
         climbers = functools.partial(_attention_starts, count=starts or (48 if phi.score == "relu" else 32))
@@ -163,19 +164,20 @@ def _search(phi, X, words, starts, steps, seed, bound, progress):
 
 
 def _confirm(e: Edit, position: int, delta: Tensor) -> float:
-    """Return ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ from the definition, in float64 and without the fast edits.
+    """Return ‖φ(Xⁱ(Δ)) − φ(X)‖/‖φ(X)‖ from the definition and without the fast edits.
 
-    Random features are confirmed through u + V_i Δ, their definition up to the order of a sum: V is not drawn again.
+    In float64 for the library's maps; other callables may hold float32 parameters, so they get X's dtype. Random
+    features are confirmed through u + V_i Δ, their definition up to the order of a sum: V is not drawn again.
     """
     if isinstance(e, RandomFeaturesEdit):
         shift = torch.cat([block.double() @ delta.double() for _, block in e.blocks(position)])
         u = torch.stack([e.u64, e.u64 + shift])
         base, moved = e.phi.deepen(u) if isinstance(e.phi, DeepRandomFeatures) else e.phi.activate(u)
     else:
-        X = e.X.double()
+        X = e.X.double() if isinstance(e.phi, Attention) else e.X
         edited = X.clone()
-        edited[e.words[position]] += delta.double()
-        base, moved = e.phi(X), e.phi(edited)
+        edited[e.words[position]] += delta.to(X)
+        base, moved = e.phi(X).double(), e.phi(edited).double()
     return float((moved - base).norm() / base.norm())
 
 
@@ -200,6 +202,8 @@ class Climbers(NamedTuple):
         with torch.enable_grad():
             trial = delta.detach().requires_grad_()
             value = e.squared(trial)
+            if not value.requires_grad:
+                raise TypeError("phi must be differentiable by torch: its output has no gradient with respect to X")
             (slope,) = torch.autograd.grad(value.sum(), trial)
         return cls(delta, value.detach(), slope, torch.ones_like(value.detach()))
 
